@@ -64,6 +64,40 @@ def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefiniti
     return grouped
 
 
+def _flexq(name: str, activation: str) -> FunctionDefinition:
+    @kernel(
+        "grouped_linear",
+        name,
+        weight="int6/128",
+        activation=activation,
+        dtype="fp16",
+        backends=["cpu"],
+        summary=f"{name.removeprefix('grouped-')} of experts",
+    )
+    def grouped(
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        w: torch.Tensor,
+        w_scales: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+    ) -> None:
+        for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
+            # A code times its scale has at most 19 bits.
+            x = codes[rows].double() * _wide(scales[rows], codes)
+            y[rows] = (x @ (w[expert].double() * _wide(w_scales[expert], codes)).T).half()
+
+    return grouped
+
+
+def _wide(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The scale of each code of a row, from those of groups."""
+    return scales.double().repeat_interleave(_GROUP, dim=1)[:, : codes.shape[1]]
+
+
 def dense(dtype: str) -> FunctionDefinition:
     """Return the kernel of FP16 or BF16 experts."""
 
@@ -96,3 +130,5 @@ dgq_w4a8 = _declared(
     "grouped-dgq-w4a8", NumberFormat(4, _GROUP, kind="dual"), "dgq-w4a8 of experts"
 )
 w8a8 = _declared("grouped-w8a8", NumberFormat(8), "W8A8 of experts")
+flexq_w6a6 = _flexq("grouped-flexq-w6a6", "int6/128")
+flexq_w6a8 = _flexq("grouped-flexq-w6a8", "int8/128")

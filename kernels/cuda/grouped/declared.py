@@ -12,6 +12,7 @@ from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, ManyConfig, configs
 from flexq_bench.kernels.cuda.grouped.packing import (
     BF16,
     EIGHT,
+    FLEXQ,
     FOUR,
     FP16,
     SIX,
@@ -23,15 +24,24 @@ from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.runtime.nvrtc import compile_build
 from flexq_bench.workloads.operation import OperationWorkload
 
-_OF_CPU = {SIX: on_cpu.dual_w6a8, FOUR: on_cpu.dgq_w4a8, EIGHT: on_cpu.w8a8}
+_OF_CPU = (
+    (SIX, on_cpu.dual_w6a8),
+    (FOUR, on_cpu.dgq_w4a8),
+    (EIGHT, on_cpu.w8a8),
+    (FLEXQ, on_cpu.flexq_w6a6),
+    (FLEXQ, on_cpu.flexq_w6a8),
+)
 _TYPICAL = {"tokens": 64, "experts": 128, "top_k": 8, "n": 1408, "k": 2816}  # for static metrics
 
 
-def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition]:
+def _declared(
+    fmt: ExpertFormat, of_cpu: FunctionDefinition
+) -> tuple[FunctionDefinition, FunctionDefinition]:
     """Return the kernel's declarations for a CPU and for a GPU."""
-    of_cpu = _OF_CPU[fmt]
 
     def chunks(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if fmt is FLEXQ:
+            return pack_experts(*parts, half_scales=True), parts[1].new_empty(0)
         _, row_scales = on_cpu.int8_experts(*parts)  # checks that weights fit int8
         codes, *of_groups = parts[:2] + parts[3:]
         return pack_experts(codes, *(of_groups if fmt is not EIGHT else ())), row_scales
@@ -68,7 +78,7 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         **config: int,
     ) -> None:
         chosen = FewConfig(**config) if "col_tiles" in config else ManyConfig(**config)
-        x = (codes, scales[:, 0])
+        x = (codes, scales if fmt is FLEXQ else scales[:, 0])
         rows_apart = tokens if layout == "masked" else 0
         grouped_gemm(fmt, chosen, *x, w_chunks, row_scales, sizes, y, rows_apart=rows_apart)
 
@@ -115,6 +125,6 @@ def _dense(fmt: ExpertFormat, dtype: str) -> tuple[FunctionDefinition, FunctionD
 
 
 KERNELS = (
-    *(_declared(fmt) for fmt in (SIX, FOUR, EIGHT)),
+    *(_declared(fmt, of_cpu) for fmt, of_cpu in _OF_CPU),
     *(_dense(fmt, dtype) for fmt, dtype in ((FP16, "fp16"), (BF16, "bf16"))),
 )
