@@ -58,7 +58,13 @@ def drawn_weights(
 
 
 def check(
-    fmt: ExpertFormat, config: GroupedConfig, n: int, k: int, sizes: tuple[int, ...], apart: int
+    fmt: ExpertFormat,
+    config: GroupedConfig,
+    n: int,
+    k: int,
+    sizes: tuple[int, ...],
+    apart: int,
+    dtype: torch.dtype = torch.float16,
 ) -> None:
     """Compare every bit of two launches with exact sums, and rows without tokens with NaN."""
     generator = torch.Generator(DEVICE).manual_seed(n * k + sum(sizes))
@@ -70,13 +76,13 @@ def check(
     )
     scales = torch.rand(rows, generator=generator, device=DEVICE) * 1e-2
     features = (torch.rand(experts, n, generator=generator, device=DEVICE) * 1e-3).half()
-    expected = torch.full((rows, n), torch.nan, device=DEVICE, dtype=torch.float16)
+    expected = torch.full((rows, n), torch.nan, device=DEVICE, dtype=dtype)
     first = 0
     for expert, size in enumerate(sizes):
         first = expert * apart if apart else first
         at = slice(first, first + size)
         sums = (codes[at].double() @ weights[expert].T).float()
-        expected[at] = (sums * features[expert].float() * scales[at, None]).half()
+        expected[at] = (sums * features[expert].float() * scales[at, None]).to(dtype)
         first += size
     of_device = torch.tensor(sizes, dtype=torch.int32, device=DEVICE)
     for _ in range(2):
@@ -91,7 +97,7 @@ def check(
 def test_sums_of_every_configuration_are_exact(fmt, sizes, n, k):
     for config in candidates(fmt, len(sizes), 300):
         check(fmt, config, n, k, sizes, 0)
-        check(fmt, config, n, k, sizes, max(1, *sizes))
+        check(fmt, config, n, k, sizes, max(1, *sizes), torch.bfloat16)
 
 
 @pytest.mark.parametrize("sizes", ROUTINGS, ids=str)

@@ -419,8 +419,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
         float value = static_cast<float>(total[j][e]);
         if constexpr (HALF_SCALES) value *= 0.25f;  // operands are four times the codes
         if constexpr (ROW_SCALED) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
-        y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
-            ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
+        y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] = output_bits(value);
       }
   }
 }

@@ -14,6 +14,7 @@
 //
 // ELEMENT 1: FP16, 2: BF16. Weights and activations are read as two bytes for each value: k, N x K and a group count bytes,
 // and a tile is the A operands of four mma.m16n8k16. There are no scales.
+// BFLOAT 1: outputs are BF16; those of ELEMENT 2 always are.
 // The including source defines ROW_BLOCKS first.
 #pragma once
 #ifndef W_BITS
@@ -21,6 +22,9 @@
 #endif
 #ifndef ELEMENT
 #define ELEMENT 0
+#endif
+#ifndef BFLOAT
+#define BFLOAT (ELEMENT == 2)
 #endif
 #ifndef HALF_SCALES
 #define HALF_SCALES 0
@@ -45,6 +49,8 @@ __device__ inline Sum sum_of(float bits) { return bits; }
 #include "imma/layout.cuh"
 #endif
 #include "ptx/memory.cuh"
+
+__device__ inline half_bits output_bits(float value) { return BFLOAT ? float_to_bfloat(value) : float_to_half(value); }
 
 constexpr int BLOCK_TILES = 4, BLOCK_ROWS = BLOCK_TILES * MMA_ROWS;
 constexpr int MMA_WORDS = LANE_WORDS / MMAS, MMA_BYTES = MMA_WORDS * 32 * 4;

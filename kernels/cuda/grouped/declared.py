@@ -25,11 +25,11 @@ from flexq_bench.kernels.runtime.nvrtc import compile_build
 from flexq_bench.workloads.operation import OperationWorkload
 
 _OF_CPU = (
-    (SIX, on_cpu.dual_w6a8),
-    (FOUR, on_cpu.dgq_w4a8),
-    (EIGHT, on_cpu.w8a8),
-    (FLEXQ, on_cpu.flexq_w6a6),
-    (FLEXQ, on_cpu.flexq_w6a8),
+    (SIX, on_cpu.DUAL_W6A8),
+    (FOUR, on_cpu.DGQ_W4A8),
+    (EIGHT, on_cpu.W8A8),
+    (FLEXQ, on_cpu.FLEXQ_W6A6),
+    (FLEXQ, on_cpu.FLEXQ_W6A8),
 )
 _TYPICAL = {"tokens": 64, "experts": 128, "top_k": 8, "n": 1408, "k": 2816}  # for static metrics
 
@@ -50,7 +50,7 @@ def _declared(
         return [config.as_dict() for config in configs_for(fmt, dict(workload.values))]
 
     def machine_code(target: str) -> bytes | None:
-        build = configs_for(fmt, _TYPICAL)[0].build(fmt)
+        build = configs_for(fmt, _TYPICAL)[0].build(fmt, bfloat=bool(of_cpu.variant))
         return compile_build(build, target).code if build.runs_on(target) else None
 
     @kernel(
@@ -58,6 +58,8 @@ def _declared(
         of_cpu.name,
         weight=of_cpu.weight.name,
         activation=of_cpu.activation.name,
+        dtype=of_cpu.dtype,
+        variant=of_cpu.variant,
         backends=["cuda"],
         prepare_weight=chunks,
         configurations=configurations,
@@ -125,6 +127,6 @@ def _dense(fmt: ExpertFormat, dtype: str) -> tuple[FunctionDefinition, FunctionD
 
 
 KERNELS = (
-    *(_declared(fmt, of_cpu) for fmt, of_cpu in _OF_CPU),
+    *(_declared(fmt, of_cpu) for fmt, of_dtypes in _OF_CPU for of_cpu in of_dtypes),
     *(_dense(fmt, dtype) for fmt, dtype in ((FP16, "fp16"), (BF16, "bf16"))),
 )

@@ -73,7 +73,7 @@ class FewConfig(Config):
         """Bytes of sums that sets of warps exchange."""
         return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
 
-    def build(self, fmt: ExpertFormat) -> Build:
+    def build(self, fmt: ExpertFormat, *, bfloat: bool = False) -> Build:
         return Build.of(
             self.source,
             only_sm=_MIN_SM,
@@ -81,6 +81,7 @@ class FewConfig(Config):
             W_BITS=fmt.w_bits,
             ELEMENT=fmt.element,
             **({"HALF_SCALES": 1} if fmt.half_scales else {}),
+            **({"BFLOAT": 1} if bfloat else {}),
             COL_TILES=self.col_tiles,
             GROUPS=self.groups,
             SETS=self.sets,
@@ -115,7 +116,7 @@ class ManyConfig(Config):
     def stage_bytes(self, fmt: ExpertFormat) -> int:
         return _aligned(_WARPGROUPS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
-    def build(self, fmt: ExpertFormat) -> Build:
+    def build(self, fmt: ExpertFormat, *, bfloat: bool = False) -> Build:
         return Build.of(
             self.source,
             only_sm=_MIN_SM,
@@ -123,6 +124,7 @@ class ManyConfig(Config):
             W_BITS=fmt.w_bits,
             TOKENS=self.tile_tokens,
             STAGES=self.stages,
+            **({"BFLOAT": 1} if bfloat else {}),
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -242,7 +244,7 @@ def grouped_gemm(
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
     x_codes: int8 [rows, K], scales FP32 [rows], of FLEXQ FP16 [rows, K/128]. chunks: of
-    `pack_experts`, w_scales FP16 [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N].
+    `pack_experts`, w_scales FP16 [experts, N]. sizes: int32 [experts]. y: FP16 or BF16 [rows, N].
     rows_apart: 0 if rows are contiguous. Weights are loaded before the previous kernel has ended.
     FP16 and BF16: x_codes are the values viewed as int8 [rows, 2 * K], without scales; y has their
     type.
@@ -251,7 +253,8 @@ def grouped_gemm(
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
     blocks = current_gpu().sms * config.blocks
-    load_function(config.build(fmt), config.function).launch(
+    bfloat = y.dtype == torch.bfloat16 and not fmt.element
+    load_function(config.build(fmt, bfloat=bfloat), config.function).launch(
         (blocks, 1, 1),
         config.threads,
         (
