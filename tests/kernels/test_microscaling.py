@@ -29,7 +29,7 @@ def e2m1_register(words, mma, register):
 def e2m1_register_in_bytes(words, mma, register):
     word = words[..., mma]
     if register >= 2:
-        word = word >> 3 & 0x0E0E0E0E | word << 7 & ~0x0E0E0E0E
+        word = sum((word >> bit & 1) << 31 - bit for bit in range(32))
     return word << 8 * (register % 2) & 0x8E008E00
 
 

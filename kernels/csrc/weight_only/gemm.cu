@@ -50,7 +50,7 @@ constexpr int K_WARPS = WARPS / ROW_GROUPS, BLOCK_TILES = ROW_GROUPS * ROW_TILES
 static_assert(K_WARPS * ROW_GROUPS == WARPS, "ROW_GROUPS must divide WARPS");
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 // Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
-constexpr int UNIT_EXPONENT = ON_OPERANDS ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
+constexpr int UNIT_EXPONENT = SCALES == 2 ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
 constexpr float FLOAT_UNIT = 1 << UNIT_EXPONENT;
 constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
 constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;

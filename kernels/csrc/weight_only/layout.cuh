@@ -36,7 +36,7 @@
 //              in place, register 1 shifted right by 3; of registers 2 and 3 exponent and mantissa in bits 2 .. 0
 //              and 5 .. 3, signs in bits 13 and 14
 //              IN_BYTES 1: only the upper bytes of halves are not zero. Those of registers 1 and 0 alternate in the word,
-//              in place; those of 3 and 2 have exponent and mantissa shifted left by 3, the sign right by 7
+//              in place; those of 3 and 2 in its bits in reverse order, where they find the others free
 //   W_BITS 6   high plane  uint4 [2][32 lanes]: nibble o of each half of word i has bits 11 .. 8 of register o of MMA i
 //              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
 //              right by 4·(i%2) + o
@@ -50,6 +50,8 @@
 //   SCALES 1   E8M0, BLOCK_K 32: bytes [8][2][4], lane quads, rows r and r + 8, blocks
 //   SCALES 2   E4M3, BLOCK_K 16: bytes [8][2][2][4], lane quads, halves of 32 k, rows r and r + 8, of which 32 k.
 //              They multiply operands: a lane's eight k are of one block, and the products are exact in FP16.
+//   SCALES 4   powers of two, BLOCK_K 32: upper bytes of halves in the order of SCALES 1; multiply operands, exactly if
+//              the scales of a row are within 2^22
 #pragma once
 #include "common/half_pairs.cuh"
 #include "ptx/cp_async.cuh"
@@ -62,7 +64,7 @@
 #define BLOCK_K 128  // k that share a scale, if GROUPED
 #endif
 #ifndef SCALES
-#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too
+#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too, 4 powers of two as halves
 #endif
 #ifndef ZEROS
 #define ZEROS 0  // 1: 4-bit codes with a zero point per row and block
@@ -72,7 +74,7 @@
 #endif
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
 static_assert(!ZEROS || (GROUPED && W_BITS == 4 && SCALES == 0), "ZEROS needs GROUPED, W_BITS 4 and SCALES 0");
-static_assert(SCALES != 1 || BLOCK_K == 32, "E8M0 scales have blocks of 32");
+static_assert((SCALES != 1 && SCALES != 4) || BLOCK_K == 32, "E8M0 scales have blocks of 32");
 static_assert(SCALES != 2 || BLOCK_K == 16, "E4M3 scales have blocks of 16");
 static_assert(SCALES != 3 || BLOCK_K == 128, "FP32 scales have blocks of 128");
 
@@ -83,10 +85,10 @@ constexpr int CODE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
 constexpr int CODE_VECTORS = CODE_BYTES / 512;  // of 16 bytes, per lane
 constexpr bool IN_TILE = GROUPED && BLOCK_K < STEP_K;
 constexpr bool OF_ROW_BLOCKS = SCALES == 3;
-constexpr bool ON_OPERANDS = SCALES == 2;  // scales multiply operands, not sums
+constexpr bool ON_OPERANDS = SCALES == 2 || SCALES == 4;  // scales multiply operands, not sums
 constexpr int SUM_BLOCKS = GROUPED && !ON_OPERANDS ? STEP_K / BLOCK_K : 1;  // of a step, that are summed apart
-constexpr int SCALE_WORDS = SCALES == 1 || SCALES == 2 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
-constexpr int SCALE_BYTES = (ON_OPERANDS ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
+constexpr int SCALE_WORDS = SCALES == 1 || ON_OPERANDS ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
+constexpr int SCALE_BYTES = (SCALES == 2 ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
 constexpr int TILE_BYTES = CODE_BYTES + (IN_TILE ? SCALE_BYTES : 0);
 constexpr int WHOLE_VECTORS = TILE_BYTES / 512;
 constexpr int REST_BYTES = TILE_BYTES % 512;
@@ -138,7 +140,7 @@ struct BlockScales {
 
   // From a tile in shared memory.
   __device__ inline void load(uint32_t tile, int lane) {
-    const int at = ON_OPERANDS ? lane / 2 : lane / 4;
+    const int at = SCALES == 2 ? lane / 2 : lane / 4;
     const uint32_t from = tile + CODE_BYTES + at * SCALE_WORDS * 4;
     if constexpr (SCALE_WORDS % 4 == 0) {
 #pragma unroll
@@ -162,10 +164,10 @@ struct BlockScales {
     return half_to_float(static_cast<half_bits>(words[block * (1 + ZEROS)] >> (16 * row)));
   }
 
-  // E4M3 scale of a row's operands in 32 k as two halves, times 2^7: the byte, moved to a half, is times 2^-8.
+  // Scale of a row's operands in 32 k as two halves. E4M3: times 2^7: the byte, moved to a half, is times 2^-8.
   __device__ inline uint32_t of_operands(int vector, int row) const {
     const uint32_t bytes = __byte_perm(words[row], 0u, 0x0404u | vector * 0x1010u);
-    return multiply_half2(bytes >> 1, 0x78007800u);
+    return SCALES == 4 ? bytes : multiply_half2(bytes >> 1, 0x78007800u);
   }
 };
 
@@ -214,7 +216,7 @@ struct WeightTile {
     } else if constexpr (EXPONENT_BITS == 2 && W_BITS == 4) {
       const uint32_t word = words[i];
 #if IN_BYTES
-      const uint32_t others = selected_bits<0x0E0E0E0Eu>(word >> 3, word << 7);
+      const uint32_t others = __brev(word);
       a[0] = word & 0x8E008E00u, a[1] = (word << 8) & 0x8E008E00u;
       a[2] = others & 0x8E008E00u, a[3] = (others << 8) & 0x8E008E00u;
       return;

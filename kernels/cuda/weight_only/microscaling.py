@@ -66,9 +66,11 @@ _BY_TILES = ((1.6, _SHORT), (2.6, _PAIRED), (4.5, _USUAL), (9.0, _SPLIT), (math.
 
 
 class MicroscalingGemm(WeightOnlyGemm):
-    """A kernel of KERNELS. in_bytes: E2M1 weights are in the order IN_BYTES of the layout."""
+    """A kernel of KERNELS. in_bytes: E2M1 weights are in the order IN_BYTES of the layout; on_operands:
+    E8M0 scales multiply operands, as halves."""
 
     in_bytes = False
+    on_operands = False
 
     def __init__(self, label: str, weight: str, activation: str = "fp16") -> None:
         super().__init__(label, weight, activation)
@@ -76,6 +78,13 @@ class MicroscalingGemm(WeightOnlyGemm):
             self.timed = FINE_MINIFLOATS
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
+        if self.on_operands:
+            assert weight.scales is not None
+            halves, of_rows = relative_scales(weight.scales, weight.values, weight.group_length)
+            tiles = self.tile(weight.values)
+            blocks = tile_byte_scales(halves, STEP_K // weight.group_length)
+            buffers = {"tiles": torch.cat([tiles, blocks], dim=2), "scales": of_rows}
+            return PackedOperand(buffers, weight.rows, weight.k)
         if weight.scales is None or weight.scales.dtype != torch.float8_e4m3fn:
             return super().pack_weight(weight)
         # The kernel takes scales without a sign.
@@ -122,7 +131,8 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     def defines(self) -> dict[str, int]:
         number = self.spec.weight
-        own = {"SCALES": _SCALES[number.scale], "EXPONENT_BITS": number.float_type.exponent_bits}
+        scales = 4 if self.on_operands else _SCALES[number.scale]
+        own = {"SCALES": scales, "EXPONENT_BITS": number.float_type.exponent_bits}
         return super().defines() | own | ({"IN_BYTES": 1} if self.in_bytes else {})
 
 
@@ -147,8 +157,7 @@ def tile_halves(values: torch.Tensor, kind: FloatType, *, in_bytes: bool = False
         planes = [_vectors(torch.stack(pairs, dim=4).flatten(3, 4))]
     elif kind.name == "e2m1" and in_bytes:
         of_bytes = [r[o] | r[o + 1] >> 8 for o in (0, 2)]
-        others = (of_bytes[1] & 0x0E0E) << 3 | (of_bytes[1] & 0x8080) >> 7
-        planes = [_vectors(of_bytes[0] | others)]
+        planes = [_vectors(of_bytes[0] | _reversed_bits(of_bytes[1].flip(-1)))]
     elif kind.name == "e2m1":
         word_halves = r[0] | r[1] >> 3
         word_halves |= (r[2] & 0x0E00) >> 9 | (r[2] & 0x8000) >> 2
@@ -162,6 +171,30 @@ def tile_halves(values: torch.Tensor, kind: FloatType, *, in_bytes: bool = False
         low = of_mma[..., 0::2, :] | of_mma[..., 1::2, :] >> 4
         planes = [_vectors(high), _vectors(low)]
     return torch.cat(planes, dim=2)
+
+
+def _reversed_bits(halves: torch.Tensor) -> torch.Tensor:
+    """Reverse the order of the 16 bits of integers."""
+    for shift, mask in ((8, 0x00FF), (4, 0x0F0F), (2, 0x3333), (1, 0x5555)):
+        halves = (halves & mask) << shift | halves >> shift & mask
+    return halves
+
+
+def relative_scales(
+    scales: torch.Tensor, values: torch.Tensor, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split E8M0 scales [N, K/group] into halves' upper bytes and a factor per row, FP32 [N].
+
+    Scales of blocks of zeros count as the row's largest.
+    """
+    exponents = scales.view(torch.uint8).int()
+    blocks = padded(values.half(), values.shape[0], scales.shape[1] * group)
+    used = (blocks.view(*scales.shape, group) != 0).any(dim=2)
+    most = torch.where(used, exponents, 0).amax(dim=1, keepdim=True)
+    below = torch.where(used, most - exponents, 0)
+    return ((30 - below) * 4).to(torch.uint8), torch.ldexp(
+        torch.ones_like(most[:, 0], dtype=torch.float32), most[:, 0] - 142
+    )
 
 
 def _vectors(word_halves: torch.Tensor) -> torch.Tensor:
