@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flexq_bench.kernels.cuda.weight_only.microscaling import (
+    _VIEWS,
     tile_byte_scales,
     tile_halves,
 )
@@ -33,6 +34,14 @@ def e2m1_register_in_bytes(words, mma, register):
     return word << 8 * (register % 2) & 0x8E008E00
 
 
+def e2m3_register_in_sums(words, mma, register):
+    result = 0
+    for word, left in _VIEWS[4 * (mma % 2) + register]:
+        bits = words[..., 8 + mma // 2 if word == 2 else mma // 2 * 2 + word]
+        result = result ^ (bits << left | bits >> 32 - left)
+    return result & 0x8F808F80
+
+
 def e2m3_register(words, mma, register):
     high = words[..., mma] << 8 - 4 * register if register < 3 else words[..., mma] >> 4
     low = words[..., 8 + mma // 2] << 4 * (mma % 2) + register
@@ -57,6 +66,7 @@ def values_of(bits, unit):
         ("e2m1", e2m1_register, 2.0**-14, {}),
         ("e2m1", e2m1_register_in_bytes, 2.0**-14, {"in_bytes": True}),
         ("e2m3", e2m3_register, 2.0**-14, {}),
+        ("e2m3", e2m3_register_in_sums, 2.0**-14, {"in_bytes": True}),
         ("e4m3", e4m3_register, 2.0**-8, {}),
     ],
 )

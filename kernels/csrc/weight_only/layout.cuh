@@ -40,6 +40,8 @@
 //   W_BITS 6   high plane  uint4 [2][32 lanes]: nibble o of each half of word i has bits 11 .. 8 of register o of MMA i
 //              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
 //              right by 4·(i%2) + o
+//              IN_BYTES 1: each register is the sum modulo 2 of at most two of these three words of two MMAs, rotated, and
+//              the packing solves for the words: no bits are selected
 //
 // EXPONENT_BITS 4: the half is the number times 2^-8, sign in bit 15, exponent and mantissa in bits 13 .. 7.
 //   W_BITS 8   uint4 [4][32 lanes]: word 2i + o/2 of a lane has register o of MMA i where o is even; that of o + 1 has
@@ -224,6 +226,20 @@ struct WeightTile {
       a[0] = word & 0x8E008E00u, a[1] = (word << 3) & 0x8E008E00u;
       a[2] = selected_bits<0x0E000E00u>(word << 9, word << 2) & 0x8E008E00u;
       a[3] = selected_bits<0x0E000E00u>(word << 6, word << 1) & 0x8E008E00u;
+    } else if constexpr (EXPONENT_BITS == 2 && IN_BYTES) {
+      const uint32_t u = words[i / 2 * 2], v = words[i / 2 * 2 + 1], w = words[8 + i / 2];
+      const auto merged = [](uint32_t x, uint32_t y) { return (x ^ y) & 0x8F808F80u; };
+      if (i % 2 == 0) {
+        a[0] = merged(rotated_right(u, 23), rotated_right(w, 29));
+        a[1] = merged(rotated_right(v, 19), rotated_right(u, 23));
+        a[2] = merged(rotated_right(v, 11), rotated_right(w, 25));
+        a[3] = merged(v, rotated_right(w, 25));
+      } else {
+        a[0] = merged(rotated_right(u, 4), rotated_right(w, 3));
+        a[1] = merged(rotated_right(v, 19), rotated_right(u, 13));
+        a[2] = merged(rotated_right(v, 9), u);
+        a[3] = merged(w, 0u);
+      }
     } else if constexpr (EXPONENT_BITS == 2) {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {

@@ -66,7 +66,7 @@ _BY_TILES = ((1.6, _SHORT), (2.6, _PAIRED), (4.5, _USUAL), (9.0, _SPLIT), (math.
 
 
 class MicroscalingGemm(WeightOnlyGemm):
-    """A kernel of KERNELS. in_bytes: E2M1 weights are in the order IN_BYTES of the layout; on_operands:
+    """A kernel of KERNELS. in_bytes: weights are in the order IN_BYTES of the layout; on_operands:
     E8M0 scales multiply operands, as halves."""
 
     in_bytes = False
@@ -163,6 +163,12 @@ def tile_halves(values: torch.Tensor, kind: FloatType, *, in_bytes: bool = False
         word_halves |= (r[2] & 0x0E00) >> 9 | (r[2] & 0x8000) >> 2
         word_halves |= (r[3] & 0x0E00) >> 6 | (r[3] & 0x8000) >> 1
         planes = [_vectors(word_halves)]
+    elif in_bytes:
+        whole = [register[..., 0] | register[..., 1] << 16 for register in r]
+        of_pairs = [register[..., odd::2] for odd in (0, 1) for register in whole]
+        u, v, w = _solved(of_pairs)
+        high = torch.stack([u, v], dim=-1).flatten(-2)
+        planes = [_vectors(torch.stack([x & 0xFFFF, x >> 16], dim=-1)) for x in (high, w)]
     else:
         nibbles = [(register & 0x0F00) >> 8 << 4 * o for o, register in enumerate(r)]
         high = nibbles[0] | nibbles[1] | nibbles[2] | nibbles[3]
@@ -171,6 +177,52 @@ def tile_halves(values: torch.Tensor, kind: FloatType, *, in_bytes: bool = False
         low = of_mma[..., 0::2, :] | of_mma[..., 1::2, :] >> 4
         planes = [_vectors(high), _vectors(low)]
     return torch.cat(planes, dim=2)
+
+
+# Each register of two MMAs, in the words u, v and w of a lane (0, 1, 2), each rotated to the left: their sum
+# modulo 2. An invertible map of 96 bits.
+_VIEWS = (
+    ((0, 9), (2, 3)),
+    ((1, 13), (0, 9)),
+    ((1, 21), (2, 7)),
+    ((1, 0), (2, 7)),
+    ((0, 28), (2, 29)),
+    ((1, 13), (0, 19)),
+    ((1, 23), (0, 0)),
+    ((2, 0),),
+)
+_E2M3_BITS = [p for p in range(32) if 0x8F808F80 >> p & 1]
+
+
+def _inverse() -> list[int]:
+    """Words u, v, w as one integer for each bit of the eight registers."""
+    rows = []
+    for n, views in enumerate(_VIEWS):
+        for p in _E2M3_BITS:
+            sources = 0
+            for word, rotation in views:
+                sources ^= 1 << (32 * word + (p - rotation) % 32)
+            rows.append([sources, 1 << len(rows)])
+    for column in range(96):
+        pivot = next(i for i in range(column, 96) if rows[i][0] >> column & 1)
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for i in range(96):
+            if i != column and rows[i][0] >> column & 1:
+                rows[i] = [a ^ b for a, b in zip(rows[i], rows[column], strict=True)]
+    return [sum((rows[c][1] >> bit & 1) << c for c in range(96)) for bit in range(96)]
+
+
+def _solved(registers: list[torch.Tensor]) -> list[torch.Tensor]:
+    words = [torch.zeros_like(registers[0]) for _ in range(3)]
+    bits = iter(_inverse())
+    for register in registers:
+        for p in _E2M3_BITS:
+            column, bit = next(bits), -(register >> p & 1)
+            for i in range(3):
+                mask = column >> 32 * i & 0xFFFFFFFF
+                if mask:
+                    words[i] ^= bit & (mask - (mask >> 31 << 32))
+    return [word.long() & 0xFFFFFFFF for word in words]
 
 
 def _reversed_bits(halves: torch.Tensor) -> torch.Tensor:
