@@ -51,9 +51,9 @@ static_assert(K_WARPS * ROW_GROUPS == WARPS, "ROW_GROUPS must divide WARPS");
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 // Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
 constexpr int UNIT_EXPONENT = SCALES == 2 ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
-constexpr float FLOAT_UNIT = 1 << UNIT_EXPONENT;
+constexpr float FLOAT_UNIT = 1 << (UNIT_EXPONENT + (SCALES == 4 && !ON_OPERANDS ? 16 : 0));
 constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
-constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;
+constexpr bool FLOAT_ROWS = SCALES == 2 || SCALES == 4, ROW_SCALED = !GROUPED || FLOAT_ROWS;
 constexpr bool SCALES_AT_STEP = GROUPED && !IN_TILE;  // are loaded from sw
 constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
 constexpr int STRIDE = K_WARPS * K_SPLIT;  // from one step of a warp to its next
@@ -236,11 +236,11 @@ __device__ inline void multiply_block(float (&total)[COL_TILES][4], const Weight
 
 // Scale and bias of a row's outputs.
 struct Row {
-  uint32_t scale = 0;  // bits of a half, of a float if ON_OPERANDS
+  uint32_t scale = 0;  // bits of a half, of a float if FLOAT_ROWS
   half_bits bias = 0;
 
   __device__ inline half_bits output(float sum, float token_scale) const {
-    const float of_row = ON_OPERANDS ? __uint_as_float(scale) : half_to_float(static_cast<half_bits>(scale));
+    const float of_row = FLOAT_ROWS ? __uint_as_float(scale) : half_to_float(static_cast<half_bits>(scale));
     const float factor = OPERAND_UNIT * (ROW_SCALED ? of_row : 1.0f) * token_scale;
     return float_to_half(sum * factor + half_to_float(bias));
   }
@@ -249,7 +249,7 @@ struct Row {
 __device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int feature, int n) {
   Row row;
   if (feature < n) {
-    if constexpr (ON_OPERANDS) row.scale = load_early(reinterpret_cast<const uint32_t*>(sw) + feature);
+    if constexpr (FLOAT_ROWS) row.scale = load_early(reinterpret_cast<const uint32_t*>(sw) + feature);
     else if constexpr (ROW_SCALED) row.scale = load_early(sw + feature);
     if (bias != nullptr) row.bias = load_early(bias + feature);
   }

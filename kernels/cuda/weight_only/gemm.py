@@ -299,7 +299,7 @@ class WeightOnlyGemm(HalfActivationKernel):
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles * c.row_groups)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         values = x.buffers["values"]
-        load_function(self.build(c), "weight_only").launch(
+        load_function(self.build(c, **self.defines_for(w)), "weight_only").launch(
             (blocks, chunks, 1),
             c.warps * 32,
             (
@@ -357,13 +357,17 @@ class WeightOnlyGemm(HalfActivationKernel):
         configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
         return [config for config in configs if not self.block_bytes or config not in _SPILLING]
 
-    def build(self, c: WeightOnlyConfig) -> Build:
+    def defines_for(self, _: PackedOperand) -> dict[str, int]:
+        """Return defines of these weights that differ from the kernel's."""
+        return {}
+
+    def build(self, c: WeightOnlyConfig, **own: int) -> Build:
         """Return the build of csrc/weight_only/gemm.cu for a configuration."""
         return Build.of(
             "weight_only/gemm.cu",
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
-            **self.defines(),
+            **(self.defines() | own),
             **dict(c.defines().items() - _OF_SOURCE),
         )
 
