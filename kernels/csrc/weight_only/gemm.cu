@@ -277,8 +277,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   constexpr const float* sx = nullptr;
 #endif
   extern __shared__ __align__(16) unsigned char shared[];
-  // A number of a barrier is in a uniform register.
-  const int lane = threadIdx.x % 32, warp = SHARED_X ? warp_uniform(threadIdx.x / 32) : threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
   const int steps = (k + STEP_K - 1) / STEP_K;
   const int first_tile = static_cast<int>(blockIdx.x) / K_SPLIT * BLOCK_TILES;  // of the block
