@@ -98,9 +98,14 @@ def test_near_candidates_are_timed_again_for_longer(model, monkeypatch):
     tuner.tune(model)
 
     assert chosen(tuner, model, 1)[0] == 0
-    last_pass, brief = looks[16:], looks[0][1]  # after four candidates of four layers
-    assert [number for number, samples in last_pass[:7] if samples == brief] == [0, 1, 2, 3]
-    assert {number for number, samples in last_pass[4:7] if samples > brief} == {0, 1, 2}
+    brief = looks[0][1]
+    longer = next(i for i, (_, samples) in enumerate(looks) if samples > brief)  # in the last pass
+    assert [number for number, _ in looks[longer - 4 : longer]] == [0, 1, 2, 3]
+    assert {number for number, samples in looks[longer : longer + 3] if samples > brief} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_choices_are_reused_unless_fresh_is_requested(model, timed):
