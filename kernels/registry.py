@@ -171,7 +171,11 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("all-reduce", cpu=partial(AllReduce, "cpu"), cuda=partial(AllReduce, "cuda")),
     _Entry("decoder-all-reduce", cuda=partial(DecoderAllReduce, "cuda")),
     *(
-        _Entry(of_cpu.name, cpu=partial(of_cpu.kernel, "cpu"), cuda=partial(of_cuda.kernel, "cuda"))
+        _Entry(
+            kernel_label(of_cpu.name, of_cpu.variant),
+            cpu=partial(of_cpu.kernel, "cpu"),
+            cuda=partial(of_cuda.kernel, "cuda"),
+        )
         for of_cpu, of_cuda in grouped.KERNELS
     ),
     *(

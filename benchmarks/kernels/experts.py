@@ -1,6 +1,6 @@
 """Times of linear layers of experts, all configurations, against the read floor; of whole layers.
 
-    python benchmarks/kernels/experts.py [--bits 6,4] [--tokens 1,8,64] [--drawn COUNT --seed N]
+    python benchmarks/kernels/experts.py [--bits 6,4,flexq] [--tokens 1,8,64] [--drawn COUNT --seed N]
         [--experts 128 --top-k 8] [--shapes NxK,...] [--layer HIDDENxINTERMEDIATE] [--out FILE]
         [--peers humming,cublas]
 
@@ -33,6 +33,7 @@ from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, configs_for, gr
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights
 from flexq_bench.kernels.cuda.grouped.packing import (
     EIGHT,
+    FLEXQ,
     FOUR,
     SIX,
     ExpertFormat,
@@ -44,7 +45,7 @@ from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.kernels.runtime.module import compile_ahead
 
 DEVICE = torch.device("cuda")
-FORMATS = {6: SIX, 4: FOUR, 8: EIGHT}
+FORMATS = {"6": SIX, "4": FOUR, "8": EIGHT, "flexq": FLEXQ}
 READS = (ReadConfig(2, 512, 8), ReadConfig(4, 512, 8), ReadConfig(2, 1024, 4))
 COLD_BYTES = 1 << 30
 HUMMING = {6: "humming-experts-w6a8", 4: "humming-experts-w4a8"}
@@ -198,6 +199,8 @@ def time_shape(
     touched = sum(sum(map(bool, s)) for s in sizes) / count
     x = torch.randint(-128, 128, (rows, k), device=DEVICE).to(torch.int8)
     scales, features = torch.rand(rows, device=DEVICE), torch.rand(experts, n, device=DEVICE).half()
+    if fmt is FLEXQ:
+        scales = torch.rand(rows, -(-k // 128), device=DEVICE).half()
     y = torch.empty(rows, n, device=DEVICE, dtype=torch.float16)
     weights = n * k * fmt.w_bits // 8 + (0 if fmt is EIGHT else n * -(-k // 128) * 2)
     sizes_of_layer = {"tokens": mixture.tokens, "top_k": mixture.top_k, "n": n, "k": k}
@@ -293,7 +296,7 @@ def main() -> None:
         for _ in range(given.drawn)
     ]
     pool, rows = Pool(), []
-    for bits in map(int, given.bits.split(",")):
+    for bits in given.bits.split(","):
         for tokens in map(int, given.tokens.split(",")):
             mixture = Mixture(tokens, given.experts, given.top_k)
             for n, k in shapes:

@@ -34,13 +34,16 @@ def int8_experts(
     return torch.stack(weights), row_scales[..., 0].contiguous()
 
 
-def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefinition:
+def _declared(
+    name: str, weight: NumberFormat, summary: str, dtype: str = "fp16"
+) -> FunctionDefinition:
     @kernel(
         "grouped_linear",
         name,
         weight=weight.name,
         activation="int8/row@fp32",
-        dtype="fp16",
+        dtype=dtype,
+        variant=_variant(dtype),
         backends=["cpu"],
         prepare_weight=int8_experts,
         summary=summary,
@@ -59,9 +62,48 @@ def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefiniti
         for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
             # Sums of int8 products stay under 2^53, so float64 is exact.
             sums = codes[rows].double() @ weights[expert].double().T
-            y[rows] = (sums * row_scales[expert].double() * scales[rows].double()).half()
+            y[rows] = (sums * row_scales[expert].double() * scales[rows].double()).to(y.dtype)
 
     return grouped
+
+
+def _variant(dtype: str) -> str:
+    return "" if dtype == "fp16" else dtype
+
+
+def _flexq(name: str, activation: str, dtype: str = "fp16") -> FunctionDefinition:
+    @kernel(
+        "grouped_linear",
+        name,
+        weight="int6/128",
+        activation=activation,
+        dtype=dtype,
+        variant=_variant(dtype),
+        backends=["cpu"],
+        summary=f"{name.removeprefix('grouped-')} of experts",
+    )
+    def grouped(
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        w: torch.Tensor,
+        w_scales: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+    ) -> None:
+        for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
+            # A code times its scale has at most 19 bits.
+            x = codes[rows].double() * _wide(scales[rows], codes)
+            y[rows] = (x @ (w[expert].double() * _wide(w_scales[expert], codes)).T).to(y.dtype)
+
+    return grouped
+
+
+def _wide(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The scale of each code of a row, from those of groups."""
+    return scales.double().repeat_interleave(_GROUP, dim=1)[:, : codes.shape[1]]
 
 
 def dense(dtype: str) -> FunctionDefinition:
@@ -89,10 +131,12 @@ def dense(dtype: str) -> FunctionDefinition:
     return grouped
 
 
-dual_w6a8 = _declared(
-    "grouped-dual-w6a8", NumberFormat(6, _GROUP, kind="dual"), "dual-w6a8 of experts"
+DTYPES = ("fp16", "bf16")  # of outputs
+_DUAL = {bits: NumberFormat(bits, _GROUP, kind="dual") for bits in (6, 4)}
+DUAL_W6A8, DGQ_W4A8, W8A8, FLEXQ_W6A6, FLEXQ_W6A8 = (
+    [_declared("grouped-dual-w6a8", _DUAL[6], "dual-w6a8 of experts", dtype) for dtype in DTYPES],
+    [_declared("grouped-dgq-w4a8", _DUAL[4], "dgq-w4a8 of experts", dtype) for dtype in DTYPES],
+    [_declared("grouped-w8a8", NumberFormat(8), "W8A8 of experts", dtype) for dtype in DTYPES],
+    [_flexq("grouped-flexq-w6a6", "int6/128", dtype) for dtype in DTYPES],
+    [_flexq("grouped-flexq-w6a8", "int8/128", dtype) for dtype in DTYPES],
 )
-dgq_w4a8 = _declared(
-    "grouped-dgq-w4a8", NumberFormat(4, _GROUP, kind="dual"), "dgq-w4a8 of experts"
-)
-w8a8 = _declared("grouped-w8a8", NumberFormat(8), "W8A8 of experts")

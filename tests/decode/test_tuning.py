@@ -98,8 +98,14 @@ def test_near_candidates_are_timed_again_for_longer(model, monkeypatch):
     tuner.tune(model)
 
     assert chosen(tuner, model, 1)[0] == 0
-    assert [number for number, samples in looks[:7] if samples == looks[0][1]] == [0, 1, 2, 3]
-    assert {number for number, samples in looks[4:7] if samples > looks[0][1]} == {0, 1, 2}
+    brief = looks[0][1]
+    longer = next(i for i, (_, samples) in enumerate(looks) if samples > brief)  # in the last pass
+    assert [number for number, _ in looks[longer - 4 : longer]] == [0, 1, 2, 3]
+    assert {number for number, samples in looks[longer : longer + 3] if samples > brief} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_choices_are_reused_unless_fresh_is_requested(model, timed):

@@ -14,7 +14,7 @@ import torch
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, candidates, grouped_gemm
-from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, packed_bytes
+from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FLEXQ, FOUR, SIX, packed_bytes
 from flexq_bench.kernels.decoder import AttentionShape, Destination, Norm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import KV_BITS, empty_layer
@@ -54,13 +54,17 @@ def launch_rows(kernel: LinearKernel, m: int, k: int) -> None:
 
 def launch_experts(*, few_tokens: bool) -> None:
     """Linear layers of experts in all configurations: whole tiles, parts of tiles, no rows."""
-    for fmt in (SIX, FOUR, EIGHT):
+    for fmt in (SIX, FOUR, EIGHT, FLEXQ):
         for n, k in ((176, 704), (40, 304)):
-            chunks = torch.randint(0, 256, (4, packed_bytes(fmt, n, k)), device=DEVICE).byte()
+            of_bytes = 60 if fmt is FLEXQ else 256  # two are a scale below 1
+            chunks = torch.randint(0, of_bytes, (4, packed_bytes(fmt, n, k)), device=DEVICE).byte()
+            # Sums of any bytes fit FP16.
             features, scales = (
-                torch.rand(4, n, device=DEVICE).half() / 1024,  # sums of any bytes fit FP16
+                torch.rand(4, n, device=DEVICE).half() / 1024,
                 torch.rand(100, device=DEVICE),
             )
+            if fmt is FLEXQ:
+                scales = torch.rand(100, -(-k // 128), device=DEVICE).half()
             codes = torch.randint(-128, 128, (100, k), device=DEVICE).to(torch.int8)
             sizes = torch.tensor((3, 0, 17, 80), dtype=torch.int32, device=DEVICE)
             for config in candidates(fmt, 4, 80):

@@ -9,7 +9,14 @@ from torch.nn import functional
 from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, candidates, grouped_gemm
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights, choose_experts
-from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
+from flexq_bench.kernels.cuda.grouped.packing import (
+    EIGHT,
+    FLEXQ,
+    FOUR,
+    SIX,
+    ExpertFormat,
+    pack_experts,
+)
 from flexq_bench.kernels.decoder import Destination, Norm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.formats import NumberFormat, quantize
@@ -51,7 +58,13 @@ def drawn_weights(
 
 
 def check(
-    fmt: ExpertFormat, config: GroupedConfig, n: int, k: int, sizes: tuple[int, ...], apart: int
+    fmt: ExpertFormat,
+    config: GroupedConfig,
+    n: int,
+    k: int,
+    sizes: tuple[int, ...],
+    apart: int,
+    dtype: torch.dtype = torch.float16,
 ) -> None:
     """Compare every bit of two launches with exact sums, and rows without tokens with NaN."""
     generator = torch.Generator(DEVICE).manual_seed(n * k + sum(sizes))
@@ -63,13 +76,13 @@ def check(
     )
     scales = torch.rand(rows, generator=generator, device=DEVICE) * 1e-2
     features = (torch.rand(experts, n, generator=generator, device=DEVICE) * 1e-3).half()
-    expected = torch.full((rows, n), torch.nan, device=DEVICE, dtype=torch.float16)
+    expected = torch.full((rows, n), torch.nan, device=DEVICE, dtype=dtype)
     first = 0
     for expert, size in enumerate(sizes):
         first = expert * apart if apart else first
         at = slice(first, first + size)
         sums = (codes[at].double() @ weights[expert].T).float()
-        expected[at] = (sums * features[expert].float() * scales[at, None]).half()
+        expected[at] = (sums * features[expert].float() * scales[at, None]).to(dtype)
         first += size
     of_device = torch.tensor(sizes, dtype=torch.int32, device=DEVICE)
     for _ in range(2):
@@ -84,7 +97,41 @@ def check(
 def test_sums_of_every_configuration_are_exact(fmt, sizes, n, k):
     for config in candidates(fmt, len(sizes), 300):
         check(fmt, config, n, k, sizes, 0)
-        check(fmt, config, n, k, sizes, max(1, *sizes))
+        check(fmt, config, n, k, sizes, max(1, *sizes), torch.bfloat16)
+
+
+@pytest.mark.parametrize("sizes", ROUTINGS, ids=str)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_sums_of_groups_are_scaled_by_both_sides(sizes, n, k):
+    generator = torch.Generator(DEVICE).manual_seed(n * k + sum(sizes))
+    experts, groups, rows = len(sizes), -(-k // GROUP), max(1, sum(sizes))
+
+    def drawn(limit: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        codes = torch.randint(-limit, limit, (*shape, k), generator=generator, device=DEVICE)
+        scales = (torch.rand(*shape, groups, generator=generator, device=DEVICE) / 64).half()
+        wide = scales.double().repeat_interleave(GROUP, dim=-1)[..., :k]
+        return codes.to(torch.int8), scales, codes.double() * wide
+
+    codes, scales, x = drawn(128, rows)
+    w_codes, w_scales, w = drawn(32, experts, n)
+    chunks = pack_experts(w_codes, w_scales, half_scales=True)
+    of_device = torch.tensor(sizes, dtype=torch.int32, device=DEVICE)
+    for config in candidates(FLEXQ, experts, 300):
+        results = []
+        for _ in range(2):
+            y = torch.full((rows, n), torch.nan, device=DEVICE).half()
+            grouped_gemm(FLEXQ, config, codes, scales, chunks, None, of_device, y)
+            results.append(y)
+        assert torch.equal(*(y.view(torch.int16) for y in results)), config
+        first = 0
+        for expert, size in enumerate(sizes):
+            at = slice(first, first + size)
+            expected, most = x[at] @ w[expert].T, x[at].abs() @ w[expert].abs().T
+            assert (
+                (results[0][at].double() - expected).abs() <= expected.abs() / 1024 + most * 1e-6
+            ).all(), config
+            first += size
+        assert bool(results[0][first:].isnan().all())
 
 
 def test_changed_routing_counts_in_a_captured_graph():

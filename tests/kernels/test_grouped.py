@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from flexq_bench.kernels.cuda.grouped.gemm import configs_for, layer_configs
-from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, pack_experts, packed_bytes
+from flexq_bench.kernels.cuda.grouped.packing import (
+    EIGHT,
+    FLEXQ,
+    FOUR,
+    SIX,
+    pack_experts,
+    packed_bytes,
+)
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.operation import operation
@@ -102,6 +109,28 @@ def test_lanes_find_every_weight_in_the_chunks(bits, n, k):
         assert not found[:, k:].any()
 
 
+def test_lanes_find_the_codes_and_halves_of_flexq():
+    """Codes are the upper six bits of bytes; the fourth operand's are the lower two of three."""
+    n, k, tile = 96, 192, 2
+    (codes, _), _ = drawn(6, n, k)
+    scales = torch.rand(2, n, -(-k // GROUP), generator=torch.Generator().manual_seed(0)).half()
+
+    packed = pack_experts(codes, scales, half_scales=True)
+
+    assert packed.shape[1] == packed_bytes(FLEXQ, n, k)
+    of_codes = BLOCK_TILES * 16 * GROUP * 6 // 8
+    halves = packed[1, of_codes : of_codes + BLOCK_TILES * 32].view(torch.float16).view(-1, 8, 2)
+    assert torch.equal(halves.transpose(1, 2).flatten(), scales[1, : 16 * BLOCK_TILES, 0])
+    words = packed[1, :of_codes].view(BLOCK_TILES, 3, 32, 4, 4)[tile].transpose(0, 1)
+    for lane in range(32):
+        of_mmas = words[lane].reshape(4, 3, 4)
+        fourth = ((of_mmas & 3) << torch.tensor([[6], [4], [2]])).sum(1, keepdim=True)
+        operands = torch.cat([of_mmas & 0xFC, fourth], dim=1).to(torch.uint8).view(torch.int8) // 4
+        row, first = 16 * tile + lane // 4, 4 * (lane % 4)
+        of_group = codes[1, row : row + 9 : 8, :GROUP].view(2, 4, 2, 16)[..., first : first + 4]
+        assert torch.equal(operands.view(4, 2, 2, 4), of_group.permute(1, 2, 0, 3))
+
+
 def test_groups_without_small_codes_keep_their_weights():
     codes = torch.randint(9, 16, (1, 16, 128), generator=torch.Generator().manual_seed(0))
     zeros, scales = torch.full((1, 16, 1), -15), torch.full((1, 16, 1), 21)
@@ -118,7 +147,7 @@ def test_k_of_704_is_packed_without_padding():
     assert pack_experts(codes, scales).numel() == 64 * (704 * 6 // 8 + 6)
 
 
-@pytest.mark.parametrize("name", ["dual-w6a8", "dgq-w4a8", "w8a8", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["dual-w6a8", "dgq-w4a8", "w8a8", "flexq-w6a6", "fp16", "bf16"])
 @pytest.mark.parametrize("tokens", [1, 8, 64, 1000])
 def test_configurations_fit_and_hide_no_parameter(name, tokens):
     of = operation("grouped_linear")

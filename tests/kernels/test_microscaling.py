@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from flexq_bench.kernels.cuda.weight_only.microscaling import (
+    VIEWS,
+    relative_scales,
     tile_byte_scales,
     tile_halves,
 )
@@ -18,18 +20,17 @@ HIGH, LOW, MASK32 = 0x0F000F00, 0x8F808F80, 0xFFFFFFFF
 
 def e2m1_register(words, mma, register):
     word = words[..., mma]
-    if register < 2:
-        bits = word << 3 * register
-    else:
-        magnitude, sign = ((9, 2), (6, 1))[register - 2]
-        bits = word << magnitude & 0x0E000E00 | word << sign & ~0x0E000E00
-    return bits & 0x8E008E00
+    if register >= 2:
+        word = sum((word >> bit & 1) << 31 - bit for bit in range(32))
+    return word << 8 * (register % 2) & 0x8E008E00
 
 
 def e2m3_register(words, mma, register):
-    high = words[..., mma] << 8 - 4 * register if register < 3 else words[..., mma] >> 4
-    low = words[..., 8 + mma // 2] << 4 * (mma % 2) + register
-    return (high & HIGH | low & ~HIGH) & LOW
+    result = 0
+    for word, left in VIEWS[4 * (mma % 2) + register]:
+        bits = words[..., 8 + mma // 2 if word == 2 else mma // 2 * 2 + word]
+        result = result ^ (bits << left | bits >> 32 - left)
+    return result & 0x8F808F80
 
 
 def e4m3_register(words, mma, register):
@@ -68,6 +69,27 @@ def test_every_lane_finds_the_numbers_of_its_fragments(element, register_of, uni
         return lambda mma, register: values_of(register_of(words, mma, register) & MASK32, unit)
 
     assert torch.equal(operands.weights_of_lanes(n, k, of_lane), values.double())
+
+
+@pytest.mark.parametrize(("octaves", "is_relative"), [(22, True), (23, False)])
+def test_scales_as_halves_times_a_factor_are_the_same_unless_they_differ_much(octaves, is_relative):
+    generator = torch.Generator().manual_seed(octaves)
+    matrix = torch.randn(5, 200, generator=generator).half()
+    weight = quantize(matrix, NumberFormat.parse("mxfp6-e2m3"))
+    exponents = weight.scales.view(torch.uint8)
+    exponents[:] = torch.randint(100 - octaves, 101, exponents.shape, generator=generator)
+    exponents[0, :2] = torch.tensor([100 - octaves, 100], dtype=torch.uint8)
+    exponents[1, 2] = 3  # of zeros
+    weight.values[1, 64:96] = 0
+
+    relative = relative_scales(weight)
+
+    assert (relative is not None) == is_relative
+    if relative is not None:
+        halves = (relative.halves.int() << 8).to(torch.int16).view(torch.float16)
+        operands = weight.values.half() * 2.0**-14 * halves.repeat_interleave(32, 1)[:, :200]
+        values = operands.double() * 2.0**14 * relative.of_rows.double()[:, None]
+        assert torch.equal(values, weight.dequantize())
 
 
 @pytest.mark.parametrize("group", [32, 16])

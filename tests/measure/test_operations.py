@@ -131,7 +131,10 @@ def test_returned_result_of_an_earlier_launch_is_wrong(a_meter, name):
     assert measured(a_meter, with_function(KERNELS[name], repeating)).status == "incorrect"
 
 
-@pytest.mark.parametrize("name", ["grouped-dual-w6a8", "grouped-dgq-w4a8", "grouped-w8a8"])
+@pytest.mark.parametrize(
+    "name",
+    ["grouped-dual-w6a8", "grouped-dgq-w4a8", "grouped-w8a8", "grouped-flexq-w6a8[bf16]"],
+)
 @pytest.mark.parametrize("layout", ["contiguous", "masked"])
 def test_experts_are_right_with_skew_and_without_tokens(a_meter, name, layout):
     of = operation("grouped_linear")

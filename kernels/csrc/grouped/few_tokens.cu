@@ -2,7 +2,8 @@
 //   w      chunks of grouped/layout.cuh          sn  half [EXPERTS, N], scales of output features
 //   x      int8 [ROWS, K], row-major             sx  float [ROWS], scales of rows
 //   sizes  int [EXPERTS], rows of each           y   half [ROWS, N], row-major
-// ELEMENT 1 and 2: w, x and y are FP16 or BF16, without scales (grouped/layout.cuh).
+// ELEMENT 1 and 2: w, x and y are FP16 or BF16, without scales (grouped/layout.cuh). HALF_SCALES: sx is half [ROWS, K/128],
+// sn is not read, and sums of groups are scaled and added in FP32, in an order that follows from the sizes.
 // Rows are sorted by expert: one after the other, or, with rows_apart > 0, those of expert e from e * rows_apart on.
 // Only experts with rows are read, once for each TOKENS of their rows.
 //
@@ -38,7 +39,8 @@ constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffer
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
 // Scales of groups multiply sums, not operands: fewer instructions as long as there are few tokens.
-constexpr bool SCALES_SUMS = W_BITS < 8 && COL_TILES == 1;
+constexpr bool SCALES_SUMS = W_BITS < 8 && COL_TILES == 1 && !HALF_SCALES;
+constexpr bool ROW_SCALED = ELEMENT == 0 && !HALF_SCALES;  // outputs, by sn and sx
 // 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
 constexpr int BUFFERS = !SCALES_SUMS && SETS == 1 && RESIDENT <= 3 ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
@@ -55,6 +57,7 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes
 
 __device__ inline bool is_row(const Part& part) { return ELEMENT == 0 && part.tokens == 1; }
 
+#if !HALF_SCALES
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if ELEMENT == 0
   mma_s8_m16n8k32(sums, a, b);
@@ -64,8 +67,9 @@ __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const ui
   mma_bf16_m16n8k16(sums, a, b);
 #endif
 }
+#endif
 
-#if W_BITS < 8
+#if W_BITS < 8 && !HALF_SCALES
 // SCALES_SUMS: add the products of a group. Codes are unsigned; `all` has the sums of activations, which zero points
 // multiply. Lower nibbles of two MMAs' words are the operands of one MMA, upper ones, 16 times the codes, of another, so that
 // none is shifted; their activations are in the order of `sixteen_of`.
@@ -101,6 +105,15 @@ __device__ inline void add_scaled(int (&total)[4], const PackedTile& packed, con
     total[e] += static_cast<uint8_t>(packed.scales >> (e / 2 * 8)) * (sums[e] - 32 * all[e]);
 #endif
   }
+}
+#endif
+
+#if HALF_SCALES
+// Scales of a lane's tokens, of a column tile and a group, and of its rows in that group.
+__device__ inline void add_scaled(float (&total)[4], const int (&sums)[4], uint32_t of_rows, const float (&of_tokens)[2]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e)
+    total[e] += static_cast<float>(sums[e]) * (half_to_float(static_cast<half_bits>(of_rows >> (e / 2 * 16))) * of_tokens[e % 2]);
 }
 #endif
 
@@ -204,7 +217,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   const auto row_bytes = [&](const Cursor& c) { return min(c.groups() * GROUP, row_stride - c.step * GROUP); };
   const auto weights_of = [&](const Cursor& c) {
     const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
-    if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
+    if (ROW_SCALED && c.step == 0) {  // the scales of the outputs, too
       const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
       const int feature = c.part.row_block * BLOCK_ROWS;
       prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
@@ -290,7 +303,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
     const int codes_stride = is_row(part) ? GROUP : GROUP_CODES_BYTES;
     const uint32_t chunk_bytes = tiles * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
     Scales scales;
-    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
+    if (ROW_SCALED && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
@@ -318,7 +331,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
           if (g >= groups) continue;
           if constexpr (BUFFERS == 1) load_group(g, 0);
           else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
-#if W_BITS < 8
+#if W_BITS < 8 && !HALF_SCALES
           if constexpr (SCALES_SUMS) {
             add_scaled(total[0], packed[at], b[at]);
             continue;
@@ -329,9 +342,25 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
             if (j > 0 && j >= columns) break;
+#if HALF_SCALES
+            float of_tokens[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int row = part.first_row + min(j * MMA_TOKENS + lane % 4 * 2 + e, part.tokens - 1);
+              const uint16_t* of_row = reinterpret_cast<const uint16_t*>(sx) + static_cast<long long>(row) * of.steps;
+              of_tokens[e] = half_to_float(static_cast<half_bits>(load_written(of_row + step + g)));
+            }
+#endif
             if (j > 0) load_codes(b[at], codes, g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP);
+#if HALF_SCALES
+            int sums[4] = {};
+#pragma unroll
+            for (int m = 0; m < MMAS; ++m) mma_s8_m16n8k32(sums, a[m], b[at][m]);  // past K, codes are zero
+            add_scaled(total[j], sums, packed[at].scales, of_tokens);
+#else
 #pragma unroll
             for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
+#endif
           }
         }
       }
@@ -388,9 +417,9 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
         const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
         if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
         float value = static_cast<float>(total[j][e]);
-        if constexpr (ELEMENT == 0) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
-        y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
-            ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
+        if constexpr (HALF_SCALES) value *= 0.25f;  // operands are four times the codes
+        if constexpr (ROW_SCALED) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
+        y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] = output_bits(value);
       }
   }
 }

@@ -10,9 +10,11 @@
 // block are consecutive, so that one copy loads adjacent groups; row blocks and experts follow each other.
 //   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale, and scale times zero
 //                      point; 8: none
+//   HALF_SCALES 1      W_BITS 6 of FlexQ: half [8][2]; tiles without DUAL_GRAINED. Activations have scales of groups, too
 //
 // ELEMENT 1: FP16, 2: BF16. Weights and activations are read as two bytes for each value: k, N x K and a group count bytes,
 // and a tile is the A operands of four mma.m16n8k16. There are no scales.
+// BFLOAT 1: outputs are BF16; those of ELEMENT 2 always are.
 // The including source defines ROW_BLOCKS first.
 #pragma once
 #ifndef W_BITS
@@ -21,6 +23,13 @@
 #ifndef ELEMENT
 #define ELEMENT 0
 #endif
+#ifndef BFLOAT
+#define BFLOAT (ELEMENT == 2)
+#endif
+#ifndef HALF_SCALES
+#define HALF_SCALES 0
+#endif
+static_assert(!HALF_SCALES || W_BITS == 6, "HALF_SCALES needs W_BITS 6");
 static_assert(ELEMENT == 0 || W_BITS == 8, "FP16 and BF16 values are pairs of bytes: W_BITS must be 8");
 #if W_BITS == 8
 #include "ptx/types.cuh"
@@ -36,15 +45,17 @@ __device__ inline float bits_of(Sum sum) { return sum; }
 __device__ inline Sum sum_of(float bits) { return bits; }
 #endif
 #else
-#define DUAL_GRAINED 1
+#define DUAL_GRAINED !HALF_SCALES
 #include "imma/layout.cuh"
 #endif
 #include "ptx/memory.cuh"
 
+__device__ inline half_bits output_bits(float value) { return BFLOAT ? float_to_bfloat(value) : float_to_half(value); }
+
 constexpr int BLOCK_TILES = 4, BLOCK_ROWS = BLOCK_TILES * MMA_ROWS;
 constexpr int MMA_WORDS = LANE_WORDS / MMAS, MMA_BYTES = MMA_WORDS * 32 * 4;
 constexpr int WHOLE_TILE_BYTES = MMAS * MMA_BYTES;
-constexpr int TILE_SCALE_BYTES = W_BITS == 8 ? 0 : MMA_ROWS * (W_BITS == 6 ? 1 : 2);
+constexpr int TILE_SCALE_BYTES = W_BITS == 8 ? 0 : MMA_ROWS * (W_BITS == 6 && !HALF_SCALES ? 1 : 2);
 constexpr int CHUNK_BYTES = BLOCK_TILES * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
 
 // Sizes of an expert's weights. rows_of_outputs: output tiles along N, of ROW_BLOCKS row blocks each.
@@ -85,7 +96,7 @@ struct PackedTile {
 
   __device__ inline void load_scales([[maybe_unused]] uint32_t at) {
 #if W_BITS != 8
-    scales = W_BITS == 6 ? load_shared_half(at) : load_shared_word(at);
+    scales = TILE_SCALE_BYTES == MMA_ROWS ? load_shared_half(at) : load_shared_word(at);
 #endif
   }
 
@@ -113,7 +124,7 @@ struct PackedTile {
 #pragma unroll
     for (int o = 0; o < OPERAND_WORDS; ++o) a[o / 4][o % 4] = words[o];
 #else
-    WeightTile tile(W_BITS == 6 ? __byte_perm(scales, 0, 0x4140) : scales, false);
+    WeightTile tile(W_BITS == 6 && !HALF_SCALES ? __byte_perm(scales, 0, 0x4140) : scales, false);
 #if W_BITS == 4
     tile.factor[0] = static_cast<int8_t>(scales), tile.factor[1] = static_cast<int8_t>(scales >> 16);
     const uint32_t unsigned_offsets = scales ^ 0x80008000u;

@@ -117,7 +117,7 @@ __device__ inline void write(const Sums<WIDTH>& sums, const Scales<WIDTH>& scale
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int sum = sums.get((chunk * 2 + i / 2) * 4 + i % 2 * 2 + e);
-        halves[e] = float_to_half(static_cast<float>(sum) * feature_scale[i % 2] * token_scale[i / 2 * 2 + e]);
+        halves[e] = output_bits(static_cast<float>(sum) * feature_scale[i % 2] * token_scale[i / 2 * 2 + e]);
       }
       words[i] = halves[0] | halves[1] << 16;
     }

@@ -52,6 +52,7 @@ __device__ inline Marked load_marked(const Marked* from) {
                : "memory");
   return v;
 }
+#endif
 
 // Barriers of some warps of a block. threads: all that arrive, including those that wait.
 __device__ inline void named_barrier_sync(int barrier, int threads) {
@@ -61,4 +62,3 @@ __device__ inline void named_barrier_sync(int barrier, int threads) {
 __device__ inline void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-#endif

@@ -17,6 +17,8 @@
 // previous kernel has ended. LATE 1: the next kernel may start only after the loop over K; for shapes whose blocks do
 // not fill the SMs.
 //
+// SHARED_X 1: activations go through the ring, too, once for the warps that share k, which then wait for each other.
+//
 // BIAS_SHIFT 0, for floats: the ablation that converts each weight to its value, without the factor 2^-12.
 #if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
     !defined(WARPS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(LATE)
@@ -31,11 +33,15 @@
 #ifndef ROW_GROUPS
 #define ROW_GROUPS 1
 #endif
+#ifndef SHARED_X
+#define SHARED_X 0
+#endif
 #include "common/k_split.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/synchronization.cuh"
 #include "weight_only/layout.cuh"
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 
@@ -44,10 +50,10 @@ constexpr int K_WARPS = WARPS / ROW_GROUPS, BLOCK_TILES = ROW_GROUPS * ROW_TILES
 static_assert(K_WARPS * ROW_GROUPS == WARPS, "ROW_GROUPS must divide WARPS");
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 // Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
-constexpr int UNIT_EXPONENT = ON_OPERANDS ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
-constexpr float FLOAT_UNIT = 1 << UNIT_EXPONENT;
+constexpr int UNIT_EXPONENT = SCALES == 2 ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
+constexpr float FLOAT_UNIT = 1 << (UNIT_EXPONENT + (SCALES == 4 && !ON_OPERANDS ? 16 : 0));
 constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
-constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;
+constexpr bool FLOAT_ROWS = SCALES == 2 || SCALES == 4, ROW_SCALED = !GROUPED || FLOAT_ROWS;
 constexpr bool SCALES_AT_STEP = GROUPED && !IN_TILE;  // are loaded from sw
 constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
 constexpr int STRIDE = K_WARPS * K_SPLIT;  // from one step of a warp to its next
@@ -58,6 +64,14 @@ constexpr bool BY_VECTOR = IN_TILE && W_BITS < 8 && TOKEN_SCALES != 2 &&
                            (SCALES_SUMS ? SUM_BLOCKS == X_VECTORS : COL_TILES > 1);
 // Otherwise prefetch the activations of the next step to other registers, if these suffice.
 constexpr bool X_AHEAD = COL_TILES <= 2 && !BY_VECTOR;
+
+// SHARED_X: pieces of a step's activations of 32 k of a column tile, in shared memory in the order of lanes.
+constexpr int X_PIECES = SHARED_X ? COL_TILES * X_VECTORS : 0, PIECE_BYTES = 512;
+constexpr int OWN_PIECES = X_PIECES / ROW_GROUPS;  // that a warp copies
+constexpr int X_POINTERS = SHARED_X ? (OWN_PIECES + X_VECTORS - 1) / X_VECTORS : COL_TILES;
+static_assert(!SHARED_X || BY_VECTOR, "SHARED_X needs blocks of codes below 8 bits");
+static_assert(OWN_PIECES * ROW_GROUPS == X_PIECES, "ROW_GROUPS must divide the pieces of activations");
+static_assert(!SHARED_X || ROW_GROUPS == 1 || K_WARPS < 16, "a block has 16 barriers");
 
 struct Operands {
   const unsigned char* w;
@@ -81,21 +95,36 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 // BY_VECTOR: where a lane's next weights and activations are; each load moves on by a step of the warp.
 struct Cursor {
   const unsigned char* w[ROW_TILES];
-  const half_bits* x[COL_TILES];
+  const half_bits* x[X_POINTERS];
 
-  __device__ inline Cursor(const Operands& op, int step) {
+  // first_piece: of activations, that the warp copies.
+  __device__ inline Cursor(const Operands& op, int step, int first_piece) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) w[r] = op.w + tile_at(op, r, step) * TILE_BYTES + op.lane * 16;
 #pragma unroll
-    for (int j = 0; j < COL_TILES; ++j) {
-      const int token = min(op.first_token + j * MMA_TOKENS + op.lane / 4, op.m - 1);  // past the end: never stored
-      x[j] = op.x + static_cast<long long>(token) * op.x_stride + step * STEP_K + 8 * (op.lane % 4);
+    for (int j = 0; j < X_POINTERS; ++j) {
+      const int of_tile = (j + first_piece / X_VECTORS) * MMA_TOKENS;
+      const int token = min(op.first_token + of_tile + op.lane / 4, op.m - 1);  // past the end: never stored
+      const int at = step * STEP_K + 32 * (first_piece % X_VECTORS) + 8 * (op.lane % 4);
+      x[j] = op.x + static_cast<long long>(token) * op.x_stride + at;
     }
   }
 
   __device__ inline void next_x() {
 #pragma unroll
-    for (int j = 0; j < COL_TILES; ++j) x[j] += STRIDE * STEP_K;
+    for (int j = 0; j < X_POINTERS; ++j) x[j] += STRIDE * STEP_K;
+  }
+
+  // SHARED_X: copy the warp's pieces of a step to shared memory, of which `to` is the first one's address.
+  __device__ inline void copy_x(uint32_t to, const Operands& op, int step, int first_piece) {
+    const int first_k = step * STEP_K + 32 * (first_piece % X_VECTORS) + 8 * (op.lane % 4);
+#pragma unroll
+    for (int i = 0; i < OWN_PIECES; ++i) {
+      const int v = i % X_VECTORS;
+      const uint4* at = reinterpret_cast<const uint4*>(x[i / X_VECTORS]) + 4 * v;
+      cp_async_16_or_zero(to + i * PIECE_BYTES + op.lane * 16, at, first_k + 32 * v < op.x_stride);
+    }
+    next_x();
   }
 
   __device__ inline void load_weights(uint32_t stage, int lane, uint64_t policy) {
@@ -207,11 +236,11 @@ __device__ inline void multiply_block(float (&total)[COL_TILES][4], const Weight
 
 // Scale and bias of a row's outputs.
 struct Row {
-  uint32_t scale = 0;  // bits of a half, of a float if ON_OPERANDS
+  uint32_t scale = 0;  // bits of a half, of a float if FLOAT_ROWS
   half_bits bias = 0;
 
   __device__ inline half_bits output(float sum, float token_scale) const {
-    const float of_row = ON_OPERANDS ? __uint_as_float(scale) : half_to_float(static_cast<half_bits>(scale));
+    const float of_row = FLOAT_ROWS ? __uint_as_float(scale) : half_to_float(static_cast<half_bits>(scale));
     const float factor = OPERAND_UNIT * (ROW_SCALED ? of_row : 1.0f) * token_scale;
     return float_to_half(sum * factor + half_to_float(bias));
   }
@@ -220,7 +249,7 @@ struct Row {
 __device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int feature, int n) {
   Row row;
   if (feature < n) {
-    if constexpr (ON_OPERANDS) row.scale = load_early(reinterpret_cast<const uint32_t*>(sw) + feature);
+    if constexpr (FLOAT_ROWS) row.scale = load_early(reinterpret_cast<const uint32_t*>(sw) + feature);
     else if constexpr (ROW_SCALED) row.scale = load_early(sw + feature);
     if (bias != nullptr) row.bias = load_early(bias + feature);
   }
@@ -267,7 +296,14 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const int first_step = rank * K_WARPS + warp / ROW_GROUPS;
 
-  Cursor cursor(op, first_step);
+  const int first_piece = warp % ROW_GROUPS * OWN_PIECES;
+  Cursor cursor(op, first_step, first_piece);
+  [[maybe_unused]] const uint32_t x_ring = shared_address(shared) + WARPS * STAGES * STAGE_BYTES +
+                                           warp / ROW_GROUPS * STAGES * X_PIECES * PIECE_BYTES;
+  [[maybe_unused]] const auto copy_x = [&](int slot, int step) {
+    const uint32_t to = x_ring + (slot * X_PIECES + first_piece) * PIECE_BYTES;
+    if constexpr (SHARED_X) cursor.copy_x(to, op, step, first_piece);
+  };
   const auto load_weights = [&](uint32_t stage, int step) {
     if constexpr (BY_VECTOR) cursor.load_weights(stage, lane, policy);
     else load_stage(op, stage, step, policy);
@@ -281,6 +317,14 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     cp_async_commit();
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
+  if constexpr (SHARED_X) {
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+      const int step = first_step + s * STRIDE;
+      if (step < steps) copy_x(s, step);
+      cp_async_commit();
+    }
+  }
 
   // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
   // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
@@ -301,7 +345,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 
   float total[ROW_TILES][COL_TILES][4] = {};
   StepOperands next;
-  if constexpr (BY_VECTOR) {
+  if constexpr (BY_VECTOR && !SHARED_X) {
 #pragma unroll
     for (int v = 0; v < X_VECTORS; ++v)
       if (first_step < steps) load_x(next, op, cursor, first_step, v);
@@ -318,16 +362,38 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       load_step_operands(now, op, step);
     }
     cp_async_wait<STAGES - 2>();
-    __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
+    // All copies are complete, and no lane still reads the slot that is written below.
+    if constexpr (SHARED_X && ROW_GROUPS > 1) named_barrier_sync(1 + warp / ROW_GROUPS, ROW_GROUPS * 32);
+    else __syncwarp();
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
-    if (ahead < steps) load_weights(ring + ahead_slot * STAGE_BYTES, ahead);
+    if (ahead < steps) {
+      load_weights(ring + ahead_slot * STAGE_BYTES, ahead);
+      copy_x(ahead_slot, ahead);
+    }
     cp_async_commit();
     if constexpr (X_AHEAD) {
       if (step + STRIDE < steps) load_step_operands(next, op, step + STRIDE);
     }
     const uint32_t stage = ring + slot * STAGE_BYTES;
-    if constexpr (BY_VECTOR) {
+    if constexpr (SHARED_X) {
+      WeightTile tiles[ROW_TILES];
+      BlockScales scales[ROW_TILES];
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r) scales[r].load(stage + r * TILE_BYTES, lane);
+#pragma unroll
+      for (int v = 0; v < X_VECTORS; ++v) {
+        if (v % 2 == 0) {
+#pragma unroll
+          for (int r = 0; r < ROW_TILES; ++r) tiles[r].load_half(stage + r * TILE_BYTES, lane, v / 2);
+        }
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j)
+          next.x[j][v] = load_shared(x_ring + (slot * X_PIECES + j * X_VECTORS + v) * PIECE_BYTES + lane * 16);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) multiply_block<X_VECTORS>(total[r], tiles[r], next, scales[r], v);
+      }
+    } else if constexpr (BY_VECTOR) {
       WeightTile tiles[ROW_TILES];
       BlockScales scales[ROW_TILES];
 #pragma unroll

@@ -32,12 +32,11 @@
 // planes, one shift and one bitwise select give four weights.
 //
 // EXPONENT_BITS 2: the half is the number times 2^-14, sign in bit 15, exponent in bits 11 and 10, mantissa below.
-//   W_BITS 4   uint4 [2][32 lanes]: word i of a lane has the registers of MMA i, in each of its two halves: register 0
-//              in place, register 1 shifted right by 3; of registers 2 and 3 exponent and mantissa in bits 2 .. 0
-//              and 5 .. 3, signs in bits 13 and 14
-//   W_BITS 6   high plane  uint4 [2][32 lanes]: nibble o of each half of word i has bits 11 .. 8 of register o of MMA i
-//              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
-//              right by 4·(i%2) + o
+//   W_BITS 4   uint4 [2][32 lanes]: word i of a lane has the registers of MMA i, of which only the upper bytes of halves
+//              are not zero. Those of registers 1 and 0 alternate in the word, in place; those of 3 and 2 in its bits in
+//              reverse order, where they find the others free
+//   W_BITS 6   uint4 [3][32 lanes]: words 2j, 2j + 1 and 8 + j of a lane have the registers of MMAs 2j and 2j + 1. Each is
+//              the sum modulo 2 of at most two of these words, rotated: the packing solves for them
 //
 // EXPONENT_BITS 4: the half is the number times 2^-8, sign in bit 15, exponent and mantissa in bits 13 .. 7.
 //   W_BITS 8   uint4 [4][32 lanes]: word 2i + o/2 of a lane has register o of MMA i where o is even; that of o + 1 has
@@ -48,6 +47,8 @@
 //   SCALES 1   E8M0, BLOCK_K 32: bytes [8][2][4], lane quads, rows r and r + 8, blocks
 //   SCALES 2   E4M3, BLOCK_K 16: bytes [8][2][2][4], lane quads, halves of 32 k, rows r and r + 8, of which 32 k.
 //              They multiply operands: a lane's eight k are of one block, and the products are exact in FP16.
+//   SCALES 4   powers of two, BLOCK_K 32: upper bytes of halves, in the order of SCALES 1, times a FP32 factor per row.
+//              With several column tiles they multiply operands, exactly if the scales of a row are within 2^22
 #pragma once
 #include "common/half_pairs.cuh"
 #include "ptx/cp_async.cuh"
@@ -60,14 +61,14 @@
 #define BLOCK_K 128  // k that share a scale, if GROUPED
 #endif
 #ifndef SCALES
-#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too
+#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too, 4 powers of two as halves
 #endif
 #ifndef ZEROS
 #define ZEROS 0  // 1: 4-bit codes with a zero point per row and block
 #endif
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
 static_assert(!ZEROS || (GROUPED && W_BITS == 4 && SCALES == 0), "ZEROS needs GROUPED, W_BITS 4 and SCALES 0");
-static_assert(SCALES != 1 || BLOCK_K == 32, "E8M0 scales have blocks of 32");
+static_assert((SCALES != 1 && SCALES != 4) || BLOCK_K == 32, "E8M0 scales have blocks of 32");
 static_assert(SCALES != 2 || BLOCK_K == 16, "E4M3 scales have blocks of 16");
 static_assert(SCALES != 3 || BLOCK_K == 128, "FP32 scales have blocks of 128");
 
@@ -78,10 +79,10 @@ constexpr int CODE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
 constexpr int CODE_VECTORS = CODE_BYTES / 512;  // of 16 bytes, per lane
 constexpr bool IN_TILE = GROUPED && BLOCK_K < STEP_K;
 constexpr bool OF_ROW_BLOCKS = SCALES == 3;
-constexpr bool ON_OPERANDS = SCALES == 2;  // scales multiply operands, not sums
+constexpr bool ON_OPERANDS = SCALES == 2 || (SCALES == 4 && COL_TILES > 1);  // scales multiply operands, not sums
 constexpr int SUM_BLOCKS = GROUPED && !ON_OPERANDS ? STEP_K / BLOCK_K : 1;  // of a step, that are summed apart
-constexpr int SCALE_WORDS = SCALES == 1 || SCALES == 2 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
-constexpr int SCALE_BYTES = (ON_OPERANDS ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
+constexpr int SCALE_WORDS = SCALES == 1 || SCALES == 2 || SCALES == 4 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
+constexpr int SCALE_BYTES = (SCALES == 2 ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
 constexpr int TILE_BYTES = CODE_BYTES + (IN_TILE ? SCALE_BYTES : 0);
 constexpr int WHOLE_VECTORS = TILE_BYTES / 512;
 constexpr int REST_BYTES = TILE_BYTES % 512;
@@ -133,7 +134,7 @@ struct BlockScales {
 
   // From a tile in shared memory.
   __device__ inline void load(uint32_t tile, int lane) {
-    const int at = ON_OPERANDS ? lane / 2 : lane / 4;
+    const int at = SCALES == 2 ? lane / 2 : lane / 4;
     const uint32_t from = tile + CODE_BYTES + at * SCALE_WORDS * 4;
     if constexpr (SCALE_WORDS % 4 == 0) {
 #pragma unroll
@@ -153,14 +154,18 @@ struct BlockScales {
       const uint32_t shifted = block < 3 ? words[row] << (23 - 8 * block) : words[row] >> 1;
       return __uint_as_float(shifted & 0x7F800000u);
     }
+    if constexpr (SCALES == 4) {  // times 2^-16
+      const uint32_t shifted = block < 3 ? words[row] << (21 - 8 * block) : words[row] >> 3;
+      return __uint_as_float((shifted & 0x0F800000u) | 0x30000000u);
+    }
     if constexpr (OF_ROW_BLOCKS) return __uint_as_float(words[0]);
     return half_to_float(static_cast<half_bits>(words[block * (1 + ZEROS)] >> (16 * row)));
   }
 
-  // E4M3 scale of a row's operands in 32 k as two halves, times 2^7: the byte, moved to a half, is times 2^-8.
+  // Scale of a row's operands in 32 k as two halves. E4M3: times 2^7: the byte, moved to a half, is times 2^-8.
   __device__ inline uint32_t of_operands(int vector, int row) const {
     const uint32_t bytes = __byte_perm(words[row], 0u, 0x0404u | vector * 0x1010u);
-    return multiply_half2(bytes >> 1, 0x78007800u);
+    return SCALES == 4 ? bytes : multiply_half2(bytes >> 1, 0x78007800u);
   }
 };
 
@@ -177,6 +182,16 @@ struct WeightTile {
       static_assert(CODE_BYTES % 512 == 256 || CODE_BYTES % 512 == 0, "the rest must be 8 bytes per lane");
       const uint2 q = load_shared_words(tile + CODE_VECTORS * 512 + lane * 8);
       words[4 * CODE_VECTORS] = q.x, words[4 * CODE_VECTORS + 1] = q.y;
+    }
+  }
+
+  // The words of the first or second 64 k; W_BITS 4 or 6.
+  __device__ inline void load_half(uint32_t tile, int lane, int half) {
+    const uint4 q = load_shared(tile + half * 512 + lane * 16);
+    words[4 * half] = q.x, words[4 * half + 1] = q.y, words[4 * half + 2] = q.z, words[4 * half + 3] = q.w;
+    if constexpr (W_BITS == 6) {
+      const uint2 low = load_shared_words(tile + 1024 + lane * 16 + half * 8);
+      words[8 + 2 * half] = low.x, words[9 + 2 * half] = low.y;
     }
   }
 
@@ -198,15 +213,22 @@ struct WeightTile {
       }
     } else if constexpr (EXPONENT_BITS == 2 && W_BITS == 4) {
       const uint32_t word = words[i];
-      a[0] = word & 0x8E008E00u, a[1] = (word << 3) & 0x8E008E00u;
-      a[2] = selected_bits<0x0E000E00u>(word << 9, word << 2) & 0x8E008E00u;
-      a[3] = selected_bits<0x0E000E00u>(word << 6, word << 1) & 0x8E008E00u;
+      const uint32_t others = __brev(word);
+      a[0] = word & 0x8E008E00u, a[1] = (word << 8) & 0x8E008E00u;
+      a[2] = others & 0x8E008E00u, a[3] = (others << 8) & 0x8E008E00u;
     } else if constexpr (EXPONENT_BITS == 2) {
-#pragma unroll
-      for (int o = 0; o < 4; ++o) {
-        const uint32_t high = o < 3 ? words[i] << (8 - 4 * o) : words[i] >> 4;
-        const uint32_t low = words[8 + i / 2] << (4 * (i % 2) + o);
-        a[o] = selected_bits<0x0F000F00u>(high, low) & 0x8F808F80u;
+      const uint32_t u = words[i / 2 * 2], v = words[i / 2 * 2 + 1], w = words[8 + i / 2];
+      const auto merged = [](uint32_t x, uint32_t y) { return (x ^ y) & 0x8F808F80u; };
+      if (i % 2 == 0) {
+        a[0] = merged(rotated_right(u, 23), rotated_right(w, 29));
+        a[1] = merged(rotated_right(v, 19), rotated_right(u, 23));
+        a[2] = merged(rotated_right(v, 11), rotated_right(w, 25));
+        a[3] = merged(v, rotated_right(w, 25));
+      } else {
+        a[0] = merged(rotated_right(u, 4), rotated_right(w, 3));
+        a[1] = merged(rotated_right(v, 19), rotated_right(u, 13));
+        a[2] = merged(rotated_right(v, 9), u);
+        a[3] = merged(w, 0u);
       }
     } else if constexpr (W_BITS == 4) {
 #pragma unroll

@@ -12,6 +12,7 @@ from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, ManyConfig, configs
 from flexq_bench.kernels.cuda.grouped.packing import (
     BF16,
     EIGHT,
+    FLEXQ,
     FOUR,
     FP16,
     SIX,
@@ -23,15 +24,24 @@ from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.runtime.nvrtc import compile_build
 from flexq_bench.workloads.operation import OperationWorkload
 
-_OF_CPU = {SIX: on_cpu.dual_w6a8, FOUR: on_cpu.dgq_w4a8, EIGHT: on_cpu.w8a8}
+_OF_CPU = (
+    (SIX, on_cpu.DUAL_W6A8),
+    (FOUR, on_cpu.DGQ_W4A8),
+    (EIGHT, on_cpu.W8A8),
+    (FLEXQ, on_cpu.FLEXQ_W6A6),
+    (FLEXQ, on_cpu.FLEXQ_W6A8),
+)
 _TYPICAL = {"tokens": 64, "experts": 128, "top_k": 8, "n": 1408, "k": 2816}  # for static metrics
 
 
-def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition]:
+def _declared(
+    fmt: ExpertFormat, of_cpu: FunctionDefinition
+) -> tuple[FunctionDefinition, FunctionDefinition]:
     """Return the kernel's declarations for a CPU and for a GPU."""
-    of_cpu = _OF_CPU[fmt]
 
     def chunks(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if fmt is FLEXQ:
+            return pack_experts(*parts, half_scales=True), parts[1].new_empty(0)
         _, row_scales = on_cpu.int8_experts(*parts)  # checks that weights fit int8
         codes, *of_groups = parts[:2] + parts[3:]
         return pack_experts(codes, *(of_groups if fmt is not EIGHT else ())), row_scales
@@ -40,7 +50,7 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         return [config.as_dict() for config in configs_for(fmt, dict(workload.values))]
 
     def machine_code(target: str) -> bytes | None:
-        build = configs_for(fmt, _TYPICAL)[0].build(fmt)
+        build = configs_for(fmt, _TYPICAL)[0].build(fmt, bfloat=bool(of_cpu.variant))
         return compile_build(build, target).code if build.runs_on(target) else None
 
     @kernel(
@@ -48,6 +58,8 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         of_cpu.name,
         weight=of_cpu.weight.name,
         activation=of_cpu.activation.name,
+        dtype=of_cpu.dtype,
+        variant=of_cpu.variant,
         backends=["cuda"],
         prepare_weight=chunks,
         configurations=configurations,
@@ -68,7 +80,7 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         **config: int,
     ) -> None:
         chosen = FewConfig(**config) if "col_tiles" in config else ManyConfig(**config)
-        x = (codes, scales[:, 0])
+        x = (codes, scales if fmt is FLEXQ else scales[:, 0])
         rows_apart = tokens if layout == "masked" else 0
         grouped_gemm(fmt, chosen, *x, w_chunks, row_scales, sizes, y, rows_apart=rows_apart)
 
@@ -115,6 +127,6 @@ def _dense(fmt: ExpertFormat, dtype: str) -> tuple[FunctionDefinition, FunctionD
 
 
 KERNELS = (
-    *(_declared(fmt) for fmt in (SIX, FOUR, EIGHT)),
+    *(_declared(fmt, of_cpu) for fmt, of_dtypes in _OF_CPU for of_cpu in of_dtypes),
     *(_dense(fmt, dtype) for fmt, dtype in ((FP16, "fp16"), (BF16, "bf16"))),
 )

@@ -73,13 +73,15 @@ class FewConfig(Config):
         """Bytes of sums that sets of warps exchange."""
         return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
 
-    def build(self, fmt: ExpertFormat) -> Build:
+    def build(self, fmt: ExpertFormat, *, bfloat: bool = False) -> Build:
         return Build.of(
             self.source,
             only_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
             ELEMENT=fmt.element,
+            **({"HALF_SCALES": 1} if fmt.half_scales else {}),
+            **({"BFLOAT": 1} if bfloat else {}),
             COL_TILES=self.col_tiles,
             GROUPS=self.groups,
             SETS=self.sets,
@@ -114,7 +116,7 @@ class ManyConfig(Config):
     def stage_bytes(self, fmt: ExpertFormat) -> int:
         return _aligned(_WARPGROUPS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
-    def build(self, fmt: ExpertFormat) -> Build:
+    def build(self, fmt: ExpertFormat, *, bfloat: bool = False) -> Build:
         return Build.of(
             self.source,
             only_sm=_MIN_SM,
@@ -122,6 +124,7 @@ class ManyConfig(Config):
             W_BITS=fmt.w_bits,
             TOKENS=self.tile_tokens,
             STAGES=self.stages,
+            **({"BFLOAT": 1} if bfloat else {}),
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -152,13 +155,18 @@ def with_most_stages(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> 
 def candidates(fmt: ExpertFormat, experts: int, tokens: int) -> list[GroupedConfig]:
     """Return all configurations for up to `tokens` tokens of an expert."""
     made: list[GroupedConfig] = [FewConfig(1, *choice) for choice in _ONE_COLUMN]
-    for col_tiles in (2, 4):
+    for col_tiles in (2, _most_columns(fmt)):
         if col_tiles * MMA_TOKENS // 2 < tokens:
             made += [FewConfig(col_tiles, *choice) for choice in _MORE_COLUMNS]
-    if tokens > _LEAST_MANY and not fmt.element:
+    if tokens > _LEAST_MANY and fmt.for_many:
         made += [ManyConfig(of_tile) for of_tile in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
-    return [config for config in staged if config.stages > 1]
+    return list(dict.fromkeys(config for config in staged if config.stages > 1))
+
+
+def _most_columns(fmt: ExpertFormat) -> int:
+    """Return the most column tiles that need no more registers than there are."""
+    return 2 if fmt.half_scales else 4
 
 
 def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
@@ -172,16 +180,16 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     touched = _touched(experts, rows, values["top_k"])
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
     few = _TWO_BLOCKS
-    if row_blocks > 2 * _SMS and fmt in (SIX, FOUR):
+    if row_blocks > 2 * _SMS and fmt.w_bits < 8:
         choices = (
-            (_THREE_BLOCKS, _FULL) if fmt is SIX else (_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS)
+            (_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS) if fmt is FOUR else (_THREE_BLOCKS, _FULL)
         )
         few = choices[row_blocks > 4 * _SMS]
     default: GroupedConfig = FewConfig(1, *few)
-    if mean > _SOME_TOKENS and not fmt.element:
+    if mean > _SOME_TOKENS and fmt.for_many:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
     elif mean > _FEW_TOKENS:
-        default = FewConfig(4, 4, 2, 2, 2)
+        default = FewConfig(_most_columns(fmt), 4, 2, 2, 2)
     first = with_most_stages(default, fmt, experts)
     if first.stages == 1:  # of 8 bits
         first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
@@ -235,16 +243,18 @@ def grouped_gemm(
 ) -> None:
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
-    x_codes: int8 [rows, K], scales FP32 [rows]. chunks: of `pack_experts`, w_scales FP16
-    [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
-    Weights are loaded before the previous kernel has ended. FP16 and BF16: x_codes are the values
-    viewed as int8 [rows, 2 * K], without scales; y has their type.
+    x_codes: int8 [rows, K], scales FP32 [rows], of FLEXQ FP16 [rows, K/128]. chunks: of
+    `pack_experts`, w_scales FP16 [experts, N]. sizes: int32 [experts]. y: FP16 or BF16 [rows, N].
+    rows_apart: 0 if rows are contiguous. Weights are loaded before the previous kernel has ended.
+    FP16 and BF16: x_codes are the values viewed as int8 [rows, 2 * K], without scales; y has their
+    type.
     """
     k, experts, n = x_codes.shape[1], len(sizes), y.shape[1]
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
     blocks = current_gpu().sms * config.blocks
-    load_function(config.build(fmt), config.function).launch(
+    bfloat = y.dtype == torch.bfloat16 and not fmt.element
+    load_function(config.build(fmt, bfloat=bfloat), config.function).launch(
         (blocks, 1, 1),
         config.threads,
         (

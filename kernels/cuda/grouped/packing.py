@@ -22,10 +22,12 @@ class ExpertFormat:
     """Sizes of packed weights. w_bits: 6 or 4, with integer scales of groups, or 8.
 
     element: 0 of integers; 1 of FP16 and 2 of BF16, whose values are two columns of 8 bits.
+    half_scales: FP16 scales of groups, of 6 bits.
     """
 
     w_bits: int
     element: int = 0
+    half_scales: bool = False
 
     @property
     def mma_bytes(self) -> int:
@@ -34,7 +36,12 @@ class ExpertFormat:
 
     @property
     def tile_scale_bytes(self) -> int:
-        return MMA_ROWS * {4: 2, 6: 1, 8: 0}[self.w_bits]
+        return MMA_ROWS * {4: 2, 6: 1 + self.half_scales, 8: 0}[self.w_bits]
+
+    @property
+    def for_many(self) -> bool:
+        """True if csrc/grouped/many_tokens.cu has a kernel of it."""
+        return not self.element and not self.half_scales
 
     @property
     def chunk_bytes(self) -> int:
@@ -44,6 +51,7 @@ class ExpertFormat:
 
 SIX, FOUR, EIGHT = ExpertFormat(6), ExpertFormat(4), ExpertFormat(8)
 FP16, BF16 = ExpertFormat(8, 1), ExpertFormat(8, 2)
+FLEXQ = ExpertFormat(6, half_scales=True)
 
 
 def packed_bytes(fmt: ExpertFormat, n: int, k: int) -> int:
@@ -56,17 +64,21 @@ def pack_experts(
     codes: torch.Tensor,
     scales: torch.Tensor | None = None,
     zero_points: torch.Tensor | None = None,
+    *,
+    half_scales: bool = False,
 ) -> torch.Tensor:
     """Pack codes [experts, N, K] to chunks, uint8 [experts, bytes of an expert].
 
     scales, zero_points: integers [experts, N, ceil(K / 128)] of 6- or 4-bit codes, the latter of
-    4-bit codes only, to which they are added. Without scales, codes are int8, or FP16 or BF16
+    4-bit codes only, to which they are added. half_scales: scales are FP16, not integers. Without
+    scales, codes are int8, or FP16 or BF16
     weights viewed as int8 [experts, N, 2 * K].
     """
     experts, n, k = codes.shape
     row_tiles, steps = -(-n // MMA_ROWS), -(-k // GROUP)
     last_mmas = -(-(k - (steps - 1) * GROUP) // _MMA_K)
     fmt = EIGHT if scales is None else SIX if zero_points is None else FOUR
+    fmt = FLEXQ if half_scales else fmt
     if scales is not None and zero_points is not None:
         # Scale times zero point is at least -128: a group whose codes allow less has no small ones.
         least = -torch.div(128, scales.clamp(min=1), rounding_mode="floor").to(torch.int8)
@@ -84,6 +96,8 @@ def pack_experts(
     of_groups = tiles.new_empty(experts, row_tiles, steps, 0)
     if scales is not None:
         parts = [scales.to(torch.int8)]
+        if half_scales:
+            parts = list(scales.half().view(torch.int8).view(*scales.shape, 2).unbind(3))
         if zero_points is not None:
             parts.append((scales.short() * zero_points.short()).to(torch.int8))
         pairs = torch.stack([*parts, *(torch.zeros_like(parts[0]),)][:2], dim=3)
@@ -116,6 +130,11 @@ def _tile_order(codes: torch.Tensor) -> torch.Tensor:
 def _tiles(codes: torch.Tensor, fmt: ExpertFormat) -> torch.Tensor:
     if fmt is SIX:
         return tile_sixes(codes)
+    if fmt is FLEXQ:  # codes above the bits of each fourth operand, not below, and with a sign
+        tiles = tile_sixes(codes)
+        words = tiles.view(*tiles.shape[:2], 3, _LANES, 4, 4)
+        sign_of_fourth = words.new_tensor([2, 0, 0]).repeat(4).view(3, 1, 4, 1)
+        return (((words & 63 ^ 32) << 2) | (words >> 6 ^ sign_of_fourth)).view(tiles.shape)
     if fmt is FOUR:
         return tile_nibbles(codes)
     # A row is half·8 + lane_row; a k of a group is 32·quarter + 8·mma + 4·upper + byte.

@@ -36,7 +36,8 @@ INT8_WEIGHTS = TimedChoice("int8-weights")
 INT4_WEIGHTS = TimedChoice("int4-weights")
 STEP_K = 128  # of a tile
 MMA_ROWS, MMA_TOKENS = 16, 8
-_ONE_GROUP = ("ROW_GROUPS", 1)  # is the source's default
+_OF_SOURCE = {("ROW_GROUPS", 1), ("SHARED_X", 0)}  # the source's defaults
+_STEP_BYTES = 2 * STEP_K * MMA_TOKENS  # activations of a step, of a column tile
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
 # Kernels whose builds are all listed: one for each way to convert weights and to scale.
@@ -65,7 +66,8 @@ class WeightOnlyConfig(Config):
     row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
     buffer; k_split: blocks of a cluster that split K of a row tile; late: 1 if the next kernel may
     start only after the loop over K; col_tiles: of 8 tokens per block; row_groups: groups of warps
-    with row_tiles each, which share k.
+    with row_tiles each, which share k; shared_x: 1 if activations are copied to shared memory, once
+    for the warps that share k (blocks of codes below 8 bits only).
     """
 
     row_tiles: int
@@ -75,6 +77,7 @@ class WeightOnlyConfig(Config):
     late: int
     col_tiles: int
     row_groups: int = 1
+    shared_x: int = 0
 
 
 Choice = tuple[int, int, int, int, int]
@@ -296,7 +299,7 @@ class WeightOnlyGemm(HalfActivationKernel):
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles * c.row_groups)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         values = x.buffers["values"]
-        load_function(self.build(c), "weight_only").launch(
+        load_function(self.build(c, **self.defines_for(w)), "weight_only").launch(
             (blocks, chunks, 1),
             c.warps * 32,
             (
@@ -354,21 +357,26 @@ class WeightOnlyGemm(HalfActivationKernel):
         configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
         return [config for config in configs if not self.block_bytes or config not in _SPILLING]
 
-    def build(self, c: WeightOnlyConfig) -> Build:
+    def defines_for(self, _: PackedOperand) -> dict[str, int]:
+        """Return defines of these weights that differ from the kernel's."""
+        return {}
+
+    def build(self, c: WeightOnlyConfig, **own: int) -> Build:
         """Return the build of csrc/weight_only/gemm.cu for a configuration."""
         return Build.of(
             "weight_only/gemm.cu",
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
-            **self.defines(),
-            **{name: value for name, value in c.defines().items() if (name, value) != _ONE_GROUP},
+            **(self.defines() | own),
+            **dict(c.defines().items() - _OF_SOURCE),
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
         """Return the dynamic shared memory of a block of csrc/weight_only/gemm.cu in bytes."""
         tile = MMA_ROWS * STEP_K * self.stored_bits // 8 + self.block_bytes
         reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
-        return max(reduction, c.warps * c.stages * c.row_tiles * tile)
+        activations = c.shared_x * c.warps // c.row_groups * c.col_tiles * _STEP_BYTES
+        return max(reduction, c.stages * (c.warps * c.row_tiles * tile + activations))
 
 
 def tiles_for(m: int) -> int:
