@@ -1,8 +1,8 @@
 """Times of linear layers of experts, all configurations, against the read floor; of whole layers.
 
-    python benchmarks/kernels/experts.py [--bits 6,4,flexq] [--tokens 1,8,64] [--drawn COUNT --seed N]
-        [--experts 128 --top-k 8] [--shapes NxK,...] [--layer HIDDENxINTERMEDIATE] [--out FILE]
-        [--peers humming,cublas]
+    python benchmarks/kernels/experts.py [--bits 6,4,flexq] [--tokens 1,8,64]
+        [--drawn COUNT --seed N] [--experts 128 --top-k 8] [--shapes NxK,...]
+        [--layer HIDDENxINTERMEDIATE] [--out FILE] [--peers humming,cublas]
 
 Needs a Hopper GPU. Weights are random bytes and cold: launches of a captured graph route tokens to
 other experts. For each shape it prints the bytes of the experts with tokens, the time of the
