@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -107,6 +107,7 @@ class Coordinator:
         self._times, self._on_record, self._clock = times, on_record, clock
         self._buffer = WriteBuffer(database, times, clock=clock)
         self._states: dict[str, _WorkerState] = {}
+        self._given_back: dict[str, ReadyWorker] = {}
         self._kind_of_jobs, self._gpus_of_jobs = MEASURE, 1
         self._gpus: dict[str, str] = {}  # kind of device by run
         self._works: dict[str, Work] = {}
@@ -125,11 +126,13 @@ class Coordinator:
 
     @property
     def workers(self) -> tuple[ReadyWorker, ...]:
-        """The workers that are ready."""
-        return tuple(state.ready for state in self._states.values())
+        """The workers that are ready, or that gave their devices back."""
+        ready = {uuid: state.ready for uuid, state in self._states.items()}
+        return tuple((self._given_back | ready).values())
 
     def gather(self) -> None:
         """Wait until every worker that is being started is ready or refused."""
+        self._take_back(self._given_back)
         while True:
             self._handle_all(self._workers.poll(_MAX_POLL_S))
             self._buffer.flush({}, self._due_beats())
@@ -183,6 +186,7 @@ class Coordinator:
         """Replace the workers by those for jobs of this kind on so many GPUs."""
         if (kind, gpus) != (self._kind_of_jobs, self._gpus_of_jobs):
             self._workers.use(kind, gpus)
+            self._given_back.clear()
             self._kind_of_jobs, self._gpus_of_jobs = kind, gpus
             self._handle_all(self._workers.poll(0.0))
 
@@ -199,6 +203,7 @@ class Coordinator:
                 self._exchange()
                 if self._must_reload:
                     self._reload_backlog()
+                self._share_devices()
         except BaseException:
             self._abort()
             raise
@@ -357,6 +362,27 @@ class Coordinator:
                     if gpu_of_run == gpu:
                         self._buffer.abandon_jobs(run, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
+
+    def _share_devices(self) -> None:
+        """Give back devices without jobs while jobs of another kind wait for one.
+
+        Another coordinator may wait for them, and hold the one that this one waits for.
+        """
+        wanted = {gpu for gpu, kind in self._kinds.items() if kind.backlog}
+        self._take_back(w for w, ready in self._given_back.items() if ready.gpu in wanted)
+        if all(self._kinds[gpu].missing_since is None for gpu in wanted):
+            return
+        for uuid, state in self._states.items():
+            if state.is_idle and state.ready.gpu not in wanted and uuid not in self._given_back:
+                log.info("%s is given back: it has no jobs", state.ready.gpu)
+                self._given_back[uuid] = state.ready
+                self._workers.give_back(uuid)
+
+    def _take_back(self, workers: Iterable[str]) -> None:
+        uuids = set(workers)
+        if uuids:
+            self._workers.take_back(uuids)
+        self._given_back = {w: ready for w, ready in self._given_back.items() if w not in uuids}
 
     def _read_drains(self) -> None:
         stored = self._buffer.read(queries.drains)

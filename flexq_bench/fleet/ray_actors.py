@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -84,6 +84,7 @@ class RayActors(ABC):
         self._times, self._most = times, most
         self._actors: dict[Slot, Actor] = {}
         self._failures: dict[Slot, _SlotFailures] = {}
+        self._given_back: dict[Slot, str] = {}  # uuids of their last actors
         self._slots: tuple[Slot, ...] = ()
         self._one_per_host, self._gpus = False, 1
         self._events: list[Event] = []
@@ -142,7 +143,8 @@ class RayActors(ABC):
         return sum(
             not is_given_up(self._failures_of(slot).count)
             for slot in self._slots
-            if slot not in self._actors or not self._actors[slot].uuid
+            if slot not in self._given_back
+            and (slot not in self._actors or not self._actors[slot].uuid)
         )
 
     @property
@@ -225,6 +227,18 @@ class RayActors(ABC):
         """Kill an actor's process, idle or not; a Lost follows."""
         self._lose(self._actor(worker), reason, blameless=False)
 
+    def give_back(self, worker: str) -> None:
+        """End an idle actor; its slot is free for others. A Lost without a reason follows."""
+        actor = self._actor(worker)
+        self._end(actor)
+        self._given_back[actor.slot] = worker
+        self._events.append(Lost(worker, "", blameless=True))
+
+    def take_back(self, workers: Collection[str]) -> None:
+        """Let actors be started on the slots that these gave back."""
+        kept = {slot: worker for slot, worker in self._given_back.items() if worker not in workers}
+        self._given_back = kept
+
     def replace_class(
         self, actor: type, *arguments: object, one_per_host: bool, gpus: int = 1
     ) -> None:
@@ -235,6 +249,7 @@ class RayActors(ABC):
         """
         self._class, self._arguments, self._one_per_host = actor, arguments, one_per_host
         self._gpus = gpus
+        self._given_back.clear()
         for ended in list(self._actors.values()):
             self._end(ended)
             if ended.uuid:
@@ -251,7 +266,9 @@ class RayActors(ABC):
     def _start_missing(self) -> None:
         now = time.monotonic()
         for slot in self._slots:
-            if slot not in self._actors and self._failures_of(slot).retry_at <= now:
+            if slot in self._actors or slot in self._given_back:
+                continue
+            if self._failures_of(slot).retry_at <= now:
                 handle = slot.create(self._class, *self._arguments)
                 self._actors[slot] = Actor(slot, handle, call(handle, self.greeting), now)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,6 +116,14 @@ class Workers(Protocol):
 
     def end(self, worker: str, reason: str) -> None:
         """Kill a worker's process, idle or not; a Lost follows."""
+        ...
+
+    def give_back(self, worker: str) -> None:
+        """End an idle worker; its device is free for others. A Lost without a reason follows."""
+        ...
+
+    def take_back(self, workers: Collection[str]) -> None:
+        """Start workers on the devices that these gave back."""
         ...
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,6 +138,12 @@ class SimulatedWorkers:
     def end(self, worker: str, reason: str) -> None:
         self._due.pop(worker, None)
         self._lose(worker, reason)
+
+    def give_back(self, worker: str) -> None:
+        self.end(worker, "")
+
+    def take_back(self, workers: Collection[str]) -> None:
+        pass
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         return {}

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,7 @@ class ScriptedWorkers:
     used: list[str] = field(default_factory=list)
     sent_choices: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
+    given_back: dict[str, ReadyWorker] = field(default_factory=dict)
     _members: dict[str, ReadyWorker] = field(default_factory=dict)
     _events: deque[Event] = field(default_factory=deque)
 
@@ -140,6 +141,15 @@ class ScriptedWorkers:
         member = self._members.pop(uuid)
         self._events.append(Lost(uuid, reason, blameless))
         if self.replaces if replaces is None else replaces:
+            self._join(member.device, *member.further_devices, gpu=member.gpu)
+
+    def give_back(self, member: str) -> None:
+        self.given_back[member] = self._members[member]
+        self._lose(member, "", True, replaces=False)
+
+    def take_back(self, workers: Collection[str]) -> None:
+        for uuid in workers:
+            member = self.given_back.pop(uuid)
             self._join(member.device, *member.further_devices, gpu=member.gpu)
 
     def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:

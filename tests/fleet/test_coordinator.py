@@ -108,6 +108,46 @@ def test_kind_that_joins_meanwhile_measures_no_case_of_others(table, gpus, a_cas
     assert len({member for member, _ in workers.started}) == 1
 
 
+def test_devices_without_jobs_are_given_back_while_another_is_missing(table, gpus, a_case):
+    workers = gpus({"H200": 1, "B200": 1})
+    give_back = workers.give_back
+
+    def other_coordinator_ends(member):
+        give_back(member)
+        if len(workers.given_back) == 2:  # it waited for both and holds the A100
+            workers._join("A100 0", gpu="A100")
+
+    workers.give_back = other_coordinator_ends
+    works = [table.work(gpu, [a_case(1), a_case(2)]) for gpu in ("H200", "A100")]
+    coordinator = table.coordinator(workers)
+
+    coordinator.carry_out(works)
+
+    assert all(set(table.states(work).values()) == {"done"} for work in works)
+    assert {ready.gpu for ready in coordinator.workers} == {"H200", "B200", "A100"}
+    coordinator.gather()
+    assert workers.given_back == {}
+    assert len(coordinator.workers) == 3
+
+
+def test_device_given_back_is_taken_for_jobs_that_return(table, gpus, a_case):
+    answers = iter([Lost("w1", "the node died", blameless=True)])
+    workers = gpus({"H200": 1}, lambda member, case: next(answers, OK), replaces=False)
+    give_back, works = workers.give_back, [table.work(gpu, [a_case(1)]) for gpu in ("H200", "A100")]
+
+    def joined(member):
+        give_back(member)
+        workers._join("H200 0", gpu="H200")
+        workers._join("A100 0", gpu="A100")
+
+    workers.give_back = joined
+    workers._join("B200 0", gpu="B200")
+
+    table.coordinator(workers).carry_out(works)
+
+    assert all(set(table.states(work).values()) == {"done"} for work in works)
+
+
 def test_worker_of_a_hanging_case_is_replaced(table, gpus, a_case):
     slow = a_case(7)
     workers = gpus({"H200": 1}, lambda member, case: None if case == slow else OK)
