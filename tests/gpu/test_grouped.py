@@ -128,7 +128,8 @@ def test_sums_of_groups_are_scaled_by_both_sides(sizes, n, k):
             at = slice(first, first + size)
             expected, most = x[at] @ w[expert].T, x[at].abs() @ w[expert].abs().T
             assert (
-                (results[0][at].double() - expected).abs() <= expected.abs() / 1024 + most * 1e-6
+                (results[0][at].double() - expected).abs()
+                <= expected.abs() / 1024 + most * 1e-6 + 2.0**-24  # between subnormal halves
             ).all(), config
             first += size
         assert bool(results[0][first:].isnan().all())
