@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,6 +87,12 @@ class InstantWorkers:
 
     def end(self, member: str, reason: str) -> None:
         raise AssertionError(f"{member} does not hang: {reason}")
+
+    def give_back(self, worker: str) -> None:
+        raise AssertionError(f"{worker} has jobs")
+
+    def take_back(self, workers: Collection[str]) -> None:
+        raise AssertionError(f"{workers} gave nothing back")
 
     def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
         return {}
