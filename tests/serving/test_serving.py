@@ -268,7 +268,8 @@ def test_half_a_surrogate_pair_is_refused(served):
     ],
 )
 def test_extreme_parameters_end_no_engine(served, parameters):
-    assert served.complete("a", max_tokens=4, **parameters).usage.completion_tokens == 4
+    # Its end may be drawn.
+    assert 1 <= served.complete("a", max_tokens=4, **parameters).usage.completion_tokens <= 4
 
 
 def test_neutral_parameters_are_accepted(served):

@@ -144,7 +144,7 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     @property
     def _has_relative_scales(self) -> bool:
-        """Whether E8M0 scales are packed as halves; sums of codes stay exact without."""
+        """True if E8M0 scales are packed as halves; sums of codes stay exact without."""
         number = self.spec.weight
         return number.scale == "e8m0" and number.bits < 8 and self.spec.activation.is_dense
 

@@ -331,7 +331,7 @@ def test_turns_of_both_sides_have_as_many_samples(judged):
     assert head[:2] == base[:1] * 2  # the first block: base, head, head, base
 
 
-def test_later_processes_of_both_sides_have_as_many_launches_in_a_sample(judged):
+def test_later_processes_of_both_sides_have_as_many_launches(judged):
     asked = []
 
     def place(reply, arguments):

@@ -101,6 +101,7 @@ def test_case_is_prepared_placed_timed_and_checked(answers):
     prepared, placed, turn, left, _ = (reply["reply"] for reply in replies)
     assert [reply["id"] for reply in replies] == list(range(5))
     assert prepared.pop("secret") < 1 << 52
+    assert set(prepared.pop("formats").values()) == {"fp16"}
     assert prepared == {"config": {}, "binary": None, "wrong": "", "copies": 1}
     assert placed == {"copies": 1, "shared": False}
     assert all(time > 0 for time in turn["samples_us"])
