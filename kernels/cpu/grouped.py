@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from flexq_bench.kernels.external.declare import kernel
@@ -34,17 +37,22 @@ def int8_experts(
     return torch.stack(weights), row_scales[..., 0].contiguous()
 
 
-def _declared(
-    name: str, weight: NumberFormat, summary: str, dtype: str = "fp16"
-) -> FunctionDefinition:
-    @kernel(
-        "grouped_linear",
+def _quantized(
+    name: str, dtype: str, **declared: Any
+) -> Callable[[Callable[..., Any]], FunctionDefinition]:
+    """Return what declares a kernel of quantized experts, with results of this type."""
+    variant = "" if dtype == "fp16" else dtype
+    return kernel(
+        "grouped_linear", name, dtype=dtype, variant=variant, backends=["cpu"], **declared
+    )
+
+
+def _by_rows(name: str, weight: NumberFormat, summary: str, dtype: str) -> FunctionDefinition:
+    @_quantized(
         name,
+        dtype,
         weight=weight.name,
         activation="int8/row@fp32",
-        dtype=dtype,
-        variant=_variant(dtype),
-        backends=["cpu"],
         prepare_weight=int8_experts,
         summary=summary,
     )
@@ -67,21 +75,10 @@ def _declared(
     return grouped
 
 
-def _variant(dtype: str) -> str:
-    return "" if dtype == "fp16" else dtype
+def _by_groups(name: str, activation: str, dtype: str) -> FunctionDefinition:
+    summary = f"{name.removeprefix('grouped-')} of experts"
 
-
-def _flexq(name: str, activation: str, dtype: str = "fp16") -> FunctionDefinition:
-    @kernel(
-        "grouped_linear",
-        name,
-        weight="int6/128",
-        activation=activation,
-        dtype=dtype,
-        variant=_variant(dtype),
-        backends=["cpu"],
-        summary=f"{name.removeprefix('grouped-')} of experts",
-    )
+    @_quantized(name, dtype, weight="int6/128", activation=activation, summary=summary)
     def grouped(
         codes: torch.Tensor,
         scales: torch.Tensor,
@@ -134,9 +131,9 @@ def dense(dtype: str) -> FunctionDefinition:
 DTYPES = ("fp16", "bf16")  # of outputs
 _DUAL = {bits: NumberFormat(bits, _GROUP, kind="dual") for bits in (6, 4)}
 DUAL_W6A8, DGQ_W4A8, W8A8, FLEXQ_W6A6, FLEXQ_W6A8 = (
-    [_declared("grouped-dual-w6a8", _DUAL[6], "dual-w6a8 of experts", dtype) for dtype in DTYPES],
-    [_declared("grouped-dgq-w4a8", _DUAL[4], "dgq-w4a8 of experts", dtype) for dtype in DTYPES],
-    [_declared("grouped-w8a8", NumberFormat(8), "W8A8 of experts", dtype) for dtype in DTYPES],
-    [_flexq("grouped-flexq-w6a6", "int6/128", dtype) for dtype in DTYPES],
-    [_flexq("grouped-flexq-w6a8", "int8/128", dtype) for dtype in DTYPES],
+    [_by_rows("grouped-dual-w6a8", _DUAL[6], "dual-w6a8 of experts", dtype) for dtype in DTYPES],
+    [_by_rows("grouped-dgq-w4a8", _DUAL[4], "dgq-w4a8 of experts", dtype) for dtype in DTYPES],
+    [_by_rows("grouped-w8a8", NumberFormat(8), "W8A8 of experts", dtype) for dtype in DTYPES],
+    [_by_groups("grouped-flexq-w6a6", "int6/128", dtype) for dtype in DTYPES],
+    [_by_groups("grouped-flexq-w6a8", "int8/128", dtype) for dtype in DTYPES],
 )
