@@ -150,6 +150,20 @@ def test_processes_of_one_server_draw_different_numbers(server, processes):
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
+def test_servers_have_their_libraries_at_the_same_addresses(server, processes):
+    has_fixed = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
+    if has_fixed.returncode != 0:
+        pytest.skip("this machine allows no fixed addresses")
+    text = (
+        "import ctypes; print(ctypes.addressof(ctypes.c_int.in_dll(ctypes.CDLL(None), 'optind')))"
+    )
+    processes.write("where", text)
+    with ForkServer() as other:
+        first, second = (processes.output(each, "-m", "where") for each in (server, other))
+
+    assert first == second
+
+
 def test_threads_of_numpy_and_torch_work_after_the_fork(server, processes):
     processes.write(
         "threads",
