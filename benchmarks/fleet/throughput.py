@@ -60,7 +60,7 @@ RESULT = Measured(
 class InstantWorkers:
     """Workers whose results are there at the next poll."""
 
-    arriving = 0
+    arriving = blocked = 0
 
     def __init__(self, workers: int) -> None:
         environment = {"driver": "580", "torch": "2.11", "host": "simulated"}

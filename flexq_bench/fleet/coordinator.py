@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -45,6 +45,7 @@ from flexq_bench.runs.worker import failed
 from flexq_bench.workloads.case import Case
 
 _MAX_POLL_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
+_REPORT_INTERVAL_S = 10.0  # of messages while workers are waited for
 # Between two reads of the open jobs while another coordinator leases some of them.
 _MIN_RELOAD_INTERVAL_S = 1.0
 _RELOAD_FACTOR = 20  # plus so many times the duration of a read
@@ -122,7 +123,7 @@ class Coordinator:
         self._leased_elsewhere = False  # another coordinator leases jobs of these works
         self._backlog_is_stale = False  # another coordinator leased or finished some of its jobs
         self._drained: dict[str, str] = {}  # reasons by host or device
-        self._next_beat = self._next_reload = 0.0
+        self._next_beat = self._next_reload = self._next_report = 0.0
 
     @property
     def workers(self) -> tuple[ReadyWorker, ...]:
@@ -130,14 +131,24 @@ class Coordinator:
         ready = {uuid: state.ready for uuid, state in self._states.items()}
         return tuple((self._given_back | ready).values())
 
-    def gather(self) -> None:
-        """Wait until every worker that is being started is ready or refused."""
-        self._take_back(self._given_back)
+    def gather(self, gpu: str = "") -> None:
+        """Wait until every worker that is being started is ready or refused.
+
+        gpu: only until one of this kind is ready; empty: all. Devices may be given back meanwhile.
+        """
+        self._take_back(w for w, ready in self._given_back.items() if gpu in ("", ready.gpu))
+        self._next_report, poll_s = self._clock() + _REPORT_INTERVAL_S, 0.0
         while True:
-            self._handle_all(self._workers.poll(_MAX_POLL_S))
+            self._handle_all(self._workers.poll(poll_s))
             self._buffer.flush({}, self._due_beats())
+            if any(state.ready.gpu == gpu for state in self._states.values()):
+                return
             if not self._workers.arriving and self._buffer.is_settled:
                 return
+            self._report_waiting(gpu or f"{self._workers.arriving} devices")
+            if self._workers.blocked:
+                self._give_back_others({gpu})
+            poll_s = _MAX_POLL_S
 
     def carry_out(self, works: Sequence[Work]) -> None:
         """Measure until each job of these runs has a result, or a reason for having none.
@@ -197,13 +208,13 @@ class Coordinator:
             self._reload_backlog()
             self._exchange()  # before the first wait, so that ready workers start at once
             while not self._is_done():
+                self._share_devices()
                 self._handle_all(self._workers.poll(_MAX_POLL_S))
                 self._end_overdue()
                 self._give_up_on_missing_kinds()
                 self._exchange()
                 if self._must_reload:
                     self._reload_backlog()
-                self._share_devices()
         except BaseException:
             self._abort()
             raise
@@ -215,7 +226,7 @@ class Coordinator:
         InfrastructureError after MAX_DEATHS lost workers.
         """
         for deaths in range(1, MAX_DEATHS + 1):
-            self._handle_all(self._workers.poll(0.0))  # removes workers lost meanwhile
+            self.gather(gpu)
             uuids = (uuid for uuid, state in self._states.items() if state.ready.gpu == gpu)
             worker = next(uuids, None)
             if worker is None:
@@ -225,7 +236,6 @@ class Coordinator:
             except InfrastructureError:
                 if deaths == MAX_DEATHS:
                     raise
-                self.gather()
         return {}
 
     def mark_stopped(self) -> None:
@@ -364,17 +374,30 @@ class Coordinator:
                 kind.backlog, kind.missing_since = Backlog(), None
 
     def _share_devices(self) -> None:
-        """Give back devices without jobs while jobs of another kind wait for one.
-
-        Another coordinator may wait for them, and hold the one that this one waits for.
-        """
+        """Take back the devices that jobs wait for; give others back if some are still missing."""
         wanted = {gpu for gpu, kind in self._kinds.items() if kind.backlog}
         self._take_back(w for w, ready in self._given_back.items() if ready.gpu in wanted)
-        if all(self._kinds[gpu].missing_since is None for gpu in wanted):
-            return
+        missing = [gpu for gpu in wanted if self._kinds[gpu].missing_since is not None]
+        if missing:
+            self._report_waiting(", ".join(sorted(missing)))
+            self._give_back_others(wanted)
+
+    def _report_waiting(self, devices: str) -> None:
+        if self._clock() >= self._next_report:
+            self._next_report = self._clock() + _REPORT_INTERVAL_S
+            blocked = self._workers.blocked
+            level = logging.WARNING if blocked else logging.INFO
+            others = f"; others use {blocked} devices" if blocked else ""
+            log.log(level, "waiting for %s%s", devices, others)
+
+    def _give_back_others(self, wanted: Collection[str]) -> None:
+        """Give back idle devices of all kinds but these.
+
+        Another coordinator may wait for them, and hold those that this one waits for.
+        """
         for uuid, state in self._states.items():
             if state.is_idle and state.ready.gpu not in wanted and uuid not in self._given_back:
-                log.info("%s is given back: it has no jobs", state.ready.gpu)
+                log.info("%s is given back: it has no jobs yet", state.ready.gpu)
                 self._given_back[uuid] = state.ready
                 self._workers.give_back(uuid)
 

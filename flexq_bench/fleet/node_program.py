@@ -160,7 +160,8 @@ class _Unpickler(pickle.Unpickler):
 def class_that_loads(actor: type) -> type:
     """Return a class with the methods of an actor, which loads the program before the actor.
 
-    It is created with the program, and the actor's class and arguments. Arguments and answers
+    It is created with the program, and the actor's class and arguments; the first call loads them.
+    `started` answers before that, once the process runs on its devices. Arguments and answers
     are bytes: Ray's client unpickles others on the head node, which may have other code. An answer
     is (True, the pickled result) or (False, the pickled exception). If the actor can't be created,
     every call answers with the reason.
@@ -168,7 +169,14 @@ def class_that_loads(actor: type) -> type:
 
     class Loading:
         def __init__(self, program: Any, pickled: bytes, references: Sequence[Any]) -> None:
-            self._actor, self._refusal = None, None
+            self._given: tuple[Any, bytes, Sequence[Any]] | None = (program, pickled, references)
+            self._actor: Any = None
+            self._refusal: Exception | None = None
+
+        def started(self) -> None:
+            pass
+
+        def _load(self, program: Any, pickled: bytes, references: Sequence[Any]) -> None:
             try:
                 program.load()
                 loaded, arguments = _Unpickler(pickled, references).load()
@@ -177,6 +185,9 @@ def class_that_loads(actor: type) -> type:
                 self._refusal = error
 
         def _call(self, method: str, pickled: bytes, references: Sequence[Any]) -> Any:
+            if self._given is not None:
+                given, self._given = self._given, None
+                self._load(*given)
             if self._refusal is not None:
                 return False, _pickled(self._refusal)
             arguments = _Unpickler(pickled, references).load() if pickled else ()

@@ -24,6 +24,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
 
+_PROCESS_START_S = 10.0  # longest time that Ray needs to start a process on a free device
 _CLASS_NAME = re.compile(r"^[\w.]+: ")
 _GENERAL_ADVICE = " Some common causes include"
 
@@ -38,6 +39,7 @@ class Actor:
     handle: Any
     pending: Any  # ObjectRef of the call in progress; None: it is idle
     since: float
+    started: Any = None  # ObjectRef that is available once its process runs on its devices
     uuid: str = ""
     beat: Any = None  # ObjectRef of the answer to a question whether it is alive; None: not asked
     beat_at: float = 0.0
@@ -146,6 +148,15 @@ class RayActors(ABC):
             if slot not in self._given_back
             and (slot not in self._actors or not self._actors[slot].uuid)
         )
+
+    @property
+    def blocked(self) -> int:
+        """Actors that are being started and wait for devices in use by others."""
+        import ray
+
+        since = time.monotonic() - _PROCESS_START_S
+        late = [a.started for a in self._actors.values() if not a.uuid and a.since < since]
+        return len(ray.wait(late, num_returns=len(late), timeout=0)[1]) if late else 0
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -270,7 +281,8 @@ class RayActors(ABC):
                 continue
             if self._failures_of(slot).retry_at <= now:
                 handle = slot.create(self._class, *self._arguments)
-                self._actors[slot] = Actor(slot, handle, call(handle, self.greeting), now)
+                started = handle.started.remote()
+                self._actors[slot] = Actor(slot, handle, call(handle, self.greeting), now, started)
 
     def _handle_ready(self, actor: Actor, reference: Any) -> None:
         actor.pending = None

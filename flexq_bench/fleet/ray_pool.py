@@ -124,7 +124,6 @@ class RayPool:
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
         self._on_record = on_record
         self._coordinator.use(MEASURE)
-        self._coordinator.gather()
         try:
             for work in works:
                 self._declare(work)

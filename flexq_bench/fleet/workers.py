@@ -137,3 +137,8 @@ class Workers(Protocol):
     def arriving(self) -> int:
         """Workers that are being started."""
         ...
+
+    @property
+    def blocked(self) -> int:
+        """Those of them that wait for devices in use by others."""
+        ...

@@ -97,7 +97,7 @@ class SimulatedWorkers:
         for index in range(order.workers):
             self._join(f"{GPU} {os.getpid()} {index}")
 
-    backend, refusals, arriving = "cuda", (), 0
+    backend, refusals, arriving, blocked = "cuda", (), 0, 0
     refused_gpus: ClassVar[Mapping[str, str]] = {}
 
     def __enter__(self) -> Self:

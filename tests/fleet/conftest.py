@@ -70,6 +70,7 @@ class ScriptedWorkers:
     replaces: bool = True
     gpus: int = 1
     arriving: int = 0
+    blocked: int = 0
     backend = "cuda"
     refusals: tuple[str, ...] = ()
     lost_in_memory_query: int = 0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from threading import Thread
 
 import pytest
 from sqlalchemy import text
 
 from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import FileMovedError, UnreachableError
 from flexq_bench.db.fleet import drain
 from flexq_bench.db.records import CommitInfo
@@ -20,8 +23,9 @@ from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, FlexqError, InfrastructureError
 from flexq_bench.fleet.ray_pool import RayPool
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.fleet.workers import Lost, Report
+from flexq_bench.fleet.workers import Event, Lost, Report
 from flexq_bench.measure import Measured
+from tests.fleet.conftest import Clock, ScriptedWorkers, Table
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
@@ -146,6 +150,100 @@ def test_device_given_back_is_taken_for_jobs_that_return(table, gpus, a_case):
     table.coordinator(workers).carry_out(works)
 
     assert all(set(table.states(work).values()) == {"done"} for work in works)
+
+
+class SharingWorkers(ScriptedWorkers):
+    """Workers on devices that coordinators get in the order of their requests, one at a time.
+
+    queues: of the coordinators' workers, by device.
+    """
+
+    def __init__(self, queues: dict[str, list[SharingWorkers]], clock: Clock) -> None:
+        self.queues = queues
+        super().__init__({}, lambda member, case: OK, clock)
+        self._request(queues)
+
+    def _request(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            self.queues[device].append(self)
+            self.arriving += 1
+            self.blocked += 1
+
+    def poll(self, timeout_s: float) -> Sequence[Event]:
+        present = {member.device for member in self._members.values()}
+        for device in self.queues.keys() - present:
+            if self.queues[device][:1] == [self]:
+                self._join(device, gpu=device.partition(" ")[0])
+                self.arriving -= 1
+                self.blocked -= 1
+        if not self._events:
+            time.sleep(timeout_s / 100)
+        return super().poll(timeout_s)
+
+    def give_back(self, member: str) -> None:
+        super().give_back(member)
+        self.queues[self.given_back[member].device].remove(self)
+
+    def take_back(self, workers: Collection[str]) -> None:
+        self._request([self.given_back.pop(uuid).device for uuid in workers])
+
+    def end_all(self) -> None:
+        for member in self._members.values():
+            self.queues[member.device].remove(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_coordinators_on_the_same_devices_do_not_block_each_other(tmp_path, a_case, count):
+    queues = {"A100 0": [], "H200 0": [], "H200 1": []}
+    sharing = [SharingWorkers(queues, Clock()) for _ in range(count)]
+    for number, queue in enumerate(queues.values()):  # each is first on another device
+        queue[:] = queue[number % count :] + queue[: number % count]
+    states, planned = [], []
+
+    def carry_out(workers, path):
+        with open_database(str(path)) as database:
+            table = Table(database, workers.clock)
+            coordinator = table.coordinator(workers)
+            coordinator.gather()
+            kinds = sorted({ready.gpu for ready in coordinator.workers})
+            works = [table.work(gpu, [a_case(1), a_case(2)]) for gpu in kinds]
+            planned.extend(coordinator.memory_obstacles(gpu, [a_case(1)]) for gpu in kinds)
+            coordinator.carry_out(works)
+            workers.end_all()
+            states.extend(state for work in works for state in table.states(work).values())
+
+    threads = [
+        Thread(target=carry_out, args=(workers, tmp_path / f"{i}.sqlite"), daemon=True)
+        for i, workers in enumerate(sharing)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    assert states == ["done"] * count * 4
+    assert planned == [{a_case(1).key: "too large"}] * count * 2
+
+
+def test_devices_are_kept_while_further_workers_start(table, gpus, clock):
+    workers = gpus({}, arriving=5)
+    poll = workers.poll
+
+    def joins(timeout_s):
+        clock.now += 60
+        workers._join(f"H200 {workers.arriving}", gpu="H200")
+        workers.arriving -= 1
+        return poll(timeout_s)
+
+    workers.poll = joins
+    coordinator = table.coordinator(workers)
+    coordinator.gather()
+
+    assert len(coordinator.workers) == 5
+    assert workers.given_back == {}
 
 
 def test_worker_of_a_hanging_case_is_replaced(table, gpus, a_case):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet import ray_cluster
+from flexq_bench.fleet import RayWorkers, ray_actors, ray_cluster
 from flexq_bench.fleet.ray_cluster import _keep_private, _token, ray_session
 
 
@@ -107,6 +108,36 @@ def test_fleet_is_reached_through_the_ray_client(
     with open_database(str(path)) as database, database.session() as session:
         [run] = queries.runs(session)
         assert (run.status, len(list(queries.run_records(session, run.uuid)))) == ("complete", 40)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own pipes
+def test_devices_in_use_block_workers_until_they_are_free(
+    simulated, a_cluster, add_node, monkeypatch
+):
+    import ray
+
+    class Other:
+        def started(self):
+            pass
+
+    monkeypatch.setattr(ray_actors, "_PROCESS_START_S", 0.0)
+    add_node(a_cluster, "A100", 1)
+    gpu = simulated.simulated_gpu(0.01)
+    with RayWorkers(a_cluster.address, backend="cuda", seed=0, actor=gpu) as workers:
+        other = ray.remote(num_gpus=1)(Other).remote()
+        ray.get(other.started.remote())
+        workers.poll(0.5)
+        assert (workers.arriving, workers.blocked) == (1, 1)
+
+        ray.kill(other)
+        while workers.blocked:
+            time.sleep(0.1)
+        assert workers.arriving == 1
+        while not (events := workers.poll(0.5)):
+            pass
+
+    assert [event.worker.gpu for event in events] == ["A100"]
 
 
 @pytest.mark.parametrize(("mode", "set_"), [(None, {"RAY_AUTH_MODE": "token"}), ("token", {})])
