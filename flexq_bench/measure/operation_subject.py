@@ -208,9 +208,11 @@ class _OperationWork(Work):
         inputs = {**self._subject.first.operand, **self._given[0]}
         return judge_outputs(self._of, inputs, outputs, tolerance).detail
 
-    def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
+    def judge_kept(
+        self, kept: KeptLaunches, draw: random.Random, tolerance: float
+    ) -> tuple[str, int]:
         if self._of.definition.accepts is not None:
-            return ""  # it judges whole outputs, as the announced checks do
+            return "", 0  # it judges whole outputs, as the announced checks do
         count = len(kept.weights)
         for place in draw.sample(range(count), min(count, _JUDGED_LAUNCHES)):
             content, given = kept.weights[place], self._given[kept.activations[place]]
@@ -220,8 +222,8 @@ class _OperationWork(Work):
                     kept.outputs[name][place], _elements(expected[name], at), tolerance, name
                 )
                 if problem:
-                    return f"{WRONG_UNANNOUNCED}: {problem}"
-        return ""
+                    return f"{WRONG_UNANNOUNCED}: {problem}", place
+        return "", 0
 
     def stage(self, inputs: Inputs) -> PackedOperand:
         return _packed(self._subject.fresh_of(inputs))
