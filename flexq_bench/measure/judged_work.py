@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.operand_tensors import Value
 from flexq_bench.kernels.reference import reference_of
@@ -233,7 +234,17 @@ class OwnReference:
 
     def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
         inputs = {**self._values("streamed", streamed), **self._values("fresh", fresh)}
-        return judge_outputs(self._of, inputs, outputs, self._tolerance)
+        found = judge_outputs(self._of, inputs, outputs, self._tolerance)
+        if not found.is_correct:  # then the kernel may have had others
+            self._drawn.clear()
+            again = {**self._values("streamed", streamed), **self._values("fresh", fresh)}
+            pairs = ((inputs[name].real().double(), again[name].real().double()) for name in inputs)
+            if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs):
+                raise MeasureError(
+                    f"{self._of.definition.name} draws other inputs from the same seed: take all "
+                    "random numbers from the generator that it is given"
+                )
+        return found
 
     def _values(self, role: Role, seed: int) -> Mapping[str, Value]:
         known = self._drawn.get(role)
