@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -25,9 +26,14 @@ _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
 
 
 class Buffers(ABC):
-    """Copies of the weights at fresh addresses, and the other buffers of a launch."""
+    """Copies of the weights at fresh addresses, and the other buffers of a launch.
+
+    failed: indices of the activations and the weights of a launch that was wrong; -1 and less: of
+    given weights, in their order. None: not known.
+    """
 
     weights: Sequence[PackedOperand]
+    failed: tuple[int, int] | None = None
 
     @property
     def copies(self) -> int:
@@ -68,6 +74,14 @@ class Buffers(ABC):
         weights: also write the weights into the copy that the last launch of a sample reads. All
         other launches keep their inputs, so that no launch repeats the work of another one. Raises
         ValueError if these buffers have no inputs.
+        """
+        raise ValueError("these buffers have no inputs that can be given")
+
+    def launch_again(self, x: int, w: int, config: Config | None, tolerance: float) -> str:
+        """Launch on inputs of which a launch was wrong; describe errors, empty: none.
+
+        x, w: see failed; given weights are the latest. Raises ValueError if these buffers have no
+        inputs.
         """
         raise ValueError("these buffers have no inputs that can be given")
 
@@ -132,6 +146,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
         self._given_x: Slots | None = None
         self._given_w: Content | None = None
         self._given_copy: int | None = None
+        self._given = 0  # number of weights given so far
         self._displaced = first  # content of that copy before
         self._written = ""
         self._last_copy = 0
@@ -227,7 +242,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
     def inspect(self, config: Config | None, tolerance: float) -> str:
         written = self._changed()
         kept = self._kept.all()
-        unannounced = "" if kept is None else self._work.judge_kept(kept, self._draw, tolerance)
+        unannounced = "" if kept is None else self._judge(kept, tolerance)
         announced = self._work.judge(self.outputs(), tolerance) if self._is_announced else ""
         self._is_announced = False
         return written or unannounced or announced
@@ -248,7 +263,8 @@ class RotatingBuffers(Buffers, BetweenSamples):
     def fill(self, inputs: Any, config: Config | None, *, weights: bool) -> None:
         self._given_x = self._xs.everywhere(self._work.stage(inputs))
         if weights:
-            self._given_w = self._work.content(inputs, config)
+            self._given_w = replace(self._work.content(inputs, config), given=self._given)
+            self._given += 1
 
     def _give_weights(self, copy: int) -> None:
         """Write the given weights into a copy; the one that had them gets others back."""
@@ -279,11 +295,33 @@ class RotatingBuffers(Buffers, BetweenSamples):
 
     def judge_unseen(self, tolerance: float) -> str:
         """Describe errors of the latest launch, on the unseen activations; empty: none."""
+        return self._judge_latest(
+            self.weights.current[self._last_copy], self._xs.contents, tolerance
+        )
+
+    def launch_again(self, x: int, w: int, config: Config | None, tolerance: float) -> str:
+        content = self.weights.contents[w] if w >= 0 else self._given_w
+        if content is None:
+            raise ValueError("no weights are given")
+        self.weights.set_content(0, content)
+        unseen = self._work.unseen
+        self._xs.give(self._xs.everywhere(unseen if x == self._xs.contents else self._xs.bank[x]))
+        self._position = 0
+        self.launch(0, config)
+        return self._judge_latest(content, x, tolerance)
+
+    def _judge_latest(self, w: Content, x: int, tolerance: float) -> str:
+        """Describe errors of the latest launch, on these contents; empty: none."""
         elements, outputs = self._work.elements, self.outputs()
         looked_at = {name: outputs[name].flatten()[at][None] for name, at in elements.items()}
-        w = self.weights.current[self._last_copy]
-        kept = KeptLaunches(looked_at, [w], [self._xs.contents])
-        return self._work.judge_kept(kept, self._draw, tolerance)
+        return self._judge(KeptLaunches(looked_at, [w], [x]), tolerance)
+
+    def _judge(self, kept: KeptLaunches, tolerance: float) -> str:
+        problem, place = self._work.judge_kept(kept, self._draw, tolerance)
+        if problem:
+            w = kept.weights[place]
+            self.failed = kept.activations[place], self.weights.index_of(w)
+        return problem
 
 
 class UnseenInputs:

@@ -11,9 +11,10 @@ import os
 import secrets
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,7 @@ from flexq_bench.measure.judged_work import (
     OwnReference,
     Reference,
     Role,
+    Seeds,
 )
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.shared_tensors import Exchange
@@ -46,6 +48,10 @@ MAX_CLOCK_RATIO = 1.01  # ratio of the clocks of this process and of a device
 
 class Worker(Protocol):
     """Interface of a WorkerProcess; its operations are those of WorkerOperations."""
+
+    secret: int | None
+
+    def reseed(self, secret: int) -> None: ...
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
 
@@ -111,7 +117,8 @@ class JudgedKernel:
     and columns of a linear layer's output that are checked after a turn, at most. reference: a
     worker that isn't the kernel's, with its exchange: it draws and judges an operation whose
     definition is in a user's file, which this process doesn't run; None: there is none. wrong: the
-    first error; empty: none.
+    first error; empty: none. failed: the first wrong result, with the seeds of its inputs; None:
+    there is none.
     """
 
     def __init__(
@@ -130,6 +137,9 @@ class JudgedKernel:
         self._streamed: dict[Worker, Parts] = {}  # those that workers have
         self.worker: Worker | None = None
         self.wrong = ""
+        self.failed: tuple[CheckResult, Seeds] | None = None
+        # Of the inputs with which workers were given streamed ones, in their placements.
+        self._filled: defaultdict[Worker, list[Seeds]] = defaultdict(list)
         self._work: JudgedWork
         if isinstance(case.workload, OperationWorkload):
             judging: Reference
@@ -144,6 +154,11 @@ class JudgedKernel:
         if isinstance(kernel, DescribedKernel) and kernel.has_own_rule:
             kernel = _OwnRule(kernel.spec, self._quantized)
         self._work = JudgedLinear(kernel, case, device, protocol.tolerance, elements)
+
+    def begin_place(self, worker: Worker) -> None:
+        """Draw all inputs anew for a placement of a worker."""
+        self.forget_weights()
+        self._filled.pop(worker, None)
 
     def forget_weights(self) -> None:
         """Draw new weights, and whatever else is streamed, with the next inputs."""
@@ -173,7 +188,7 @@ class JudgedKernel:
         meanwhile: called while the worker takes them. Raises WorkerError if it takes none.
         """
         given = self._work.draw()
-        self.note(given.wrong)
+        self.note(self._noted(CheckResult(None, None, given.wrong), given.seeds))
         self._fill(given, meanwhile)
         return given
 
@@ -191,6 +206,8 @@ class JudgedKernel:
     def _fill(self, given: Given, meanwhile: Callable[[], None] = lambda: None) -> None:
         assert self.worker is not None  # it was prepared
         is_new = given.streamed is not self._streamed.get(self.worker)
+        if is_new or not self._filled[self.worker]:  # a worker may hold them
+            self._filled[self.worker].append(given.seeds)
         tensors, plain = named_tensors({**given.fresh, **(given.streamed if is_new else {})})
         layout = self._exchange.give(tensors)
         path = str(self._exchange.inputs)
@@ -247,21 +264,35 @@ class JudgedKernel:
         outputs = self._outputs()
 
         def check() -> None:
-            wrong = self._work.wrong(given, outputs)
-            if wrong:
-                self.note(f"wrong in a timed turn: {wrong}")
+            found = self._work.judge(given, outputs)
+            if found.detail:
+                found = replace(found, detail=f"wrong in a timed turn: {found.detail}")
+            self.note(self._noted(found, given.seeds))
 
         return check
 
     def check_result(self) -> CheckResult:
         """Check whole results on the timed buffers, bit for bit where required."""
+        found, seeds = self._work.check(self._run)
+        self._noted(found, seeds)
+        return found
 
-        def run(given: Given) -> Outputs:
-            self._fill(given)
-            self.ask("turn", count=1)
-            return self._outputs()
+    def repeat(self, seeds: Seeds) -> CheckResult:
+        """Check results on the timed buffers, on inputs that were drawn before."""
+        return self._work.repeat(seeds, self._run)
 
-        return self._work.check(run)
+    def give_again(self, seeds: Seeds) -> None:
+        """Give inputs of a turn that were given before."""
+        self._fill(self._work.given(seeds))
+
+    def seeds_given(self, worker: Worker, index: int) -> Seeds | None:
+        """Seeds with which streamed inputs came to a worker's placement; None: not so many did."""
+        return next(iter(self._filled[worker][index : index + 1]), None)
+
+    def _run(self, given: Given) -> Outputs:
+        self._fill(given)
+        self.ask("turn", count=1, kept=0)
+        return self._outputs()
 
     def inspected(self) -> str:
         """Errors that the worker finds in outputs that it kept; empty: none, or so it says."""
@@ -275,6 +306,12 @@ class JudgedKernel:
     def note(self, wrong: str) -> None:
         """Keep the first error."""
         self.wrong = self.wrong or wrong
+
+    def _noted(self, found: CheckResult, seeds: Seeds) -> str:
+        """Keep the first wrong result; return what is wrong with this one."""
+        if found.detail and self.failed is None:
+            self.failed = found, seeds
+        return found.detail
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         assert self.worker is not None  # it was prepared

@@ -6,10 +6,12 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import torch
 
+from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.operand_tensors import Value
 from flexq_bench.kernels.reference import reference_of
@@ -18,6 +20,7 @@ from flexq_bench.measure.check import CheckResult, check_linear, judge_error
 from flexq_bench.measure.given_inputs import WEIGHT, Parts, linear_parts, value_parts
 from flexq_bench.measure.inputs import (
     LinearInputs,
+    derive_seed,
     real_weight,
     realistic_inputs,
     realistic_weight,
@@ -36,16 +39,22 @@ _TURNS_PER_CHECK = 4
 Role = Literal["streamed", "fresh"]
 
 
+# From which inputs can be drawn again: of streamed and of fresh ones; for a check of a linear layer
+# the only one, or with the number of its inputs, twice.
+Seeds = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """Inputs of a launch, as parts and as the reference takes them. wrong: an error found in them.
 
-    streamed: the same object until others are drawn.
+    streamed: the same object until others are drawn. seeds: of streamed and fresh inputs.
     """
 
     fresh: Parts
     streamed: Parts
     inputs: Any
+    seeds: Seeds
     wrong: str = ""
 
 
@@ -73,16 +82,24 @@ class JudgedWork(ABC):
         """New fresh inputs, and streamed ones."""
 
     @abstractmethod
+    def given(self, seeds: Seeds) -> Given:
+        """The inputs of a turn, drawn again."""
+
+    @abstractmethod
     def is_checked(self) -> bool:
         """Choose whether the latest turn's outputs are compared; called after it."""
 
     @abstractmethod
-    def wrong(self, given: Given, outputs: Outputs) -> str:
-        """Describe errors of a turn's outputs; empty: none."""
+    def judge(self, given: Given, outputs: Outputs) -> CheckResult:
+        """Check a turn's outputs."""
 
     @abstractmethod
-    def check(self, run: Run) -> CheckResult:
-        """Check whole results, bit for bit where required."""
+    def check(self, run: Run) -> tuple[CheckResult, Seeds]:
+        """Check whole results, bit for bit where required; also return the seeds of the inputs."""
+
+    @abstractmethod
+    def repeat(self, seeds: Seeds, run: Run) -> CheckResult:
+        """Check results on the inputs of a turn or of a check, drawn again."""
 
 
 class JudgedLinear(JudgedWork):
@@ -99,7 +116,7 @@ class JudgedLinear(JudgedWork):
         self._kernel, self._case, self._device = kernel, case, device
         self._tolerance, self._elements = tolerance, elements
         self._streamed: Parts | None = None
-        self._seed = 0  # of the weights
+        self._seed = 0  # of the weights, as they were drawn last
 
     @property
     def layout(self) -> Layout:
@@ -110,49 +127,80 @@ class JudgedLinear(JudgedWork):
         self._streamed = None
 
     def streamed(self) -> Parts:
+        return self._weights(new_seed()) if self._streamed is None else self._streamed
+
+    def _weights(self, seed: int) -> Parts:
         gemm = self._case.gemm
-        if self._streamed is None:
-            self._seed = new_seed()
-            w = realistic_weight(self._kernel, gemm.n, gemm.k, self._device, self._seed)
-            self._streamed = {WEIGHT: w}
+        if self._streamed is None or self._seed != seed:
+            w = realistic_weight(self._kernel, gemm.n, gemm.k, self._device, seed)
+            self._seed, self._streamed = seed, {WEIGHT: w}
         return self._streamed
 
     def draw(self) -> Given:
+        return self._given(self.streamed(), new_seed())
+
+    def given(self, seeds: Seeds) -> Given:
+        if len(seeds) == 2:
+            of_weights, seed = seeds
+            return self._given(self._weights(of_weights), seed)
+        drawn: list[Given] = []
+
+        def run(given: Given) -> Outputs:
+            drawn.append(given)
+            return {"out": torch.zeros(())}
+
+        self.repeat(seeds[:1], run)
+        return drawn[seeds[-1]]
+
+    def _given(self, streamed: Parts, seed: int) -> Given:
         gemm, kernel, device = self._case.gemm, self._kernel, self._device
-        streamed = self.streamed()
         w: Any = streamed[WEIGHT]
-        inputs = realistic_inputs(kernel, gemm, device, new_seed(), w=w)
+        inputs = realistic_inputs(kernel, gemm, device, seed, w=w)
         wrong = ""
         if has_own_rule(kernel):
             w_real = real_weight(gemm.n, gemm.k, device, self._seed)
-            wrong = own_quantization_error(kernel, inputs, w_real, new_seed())
-        return Given(linear_parts(inputs), streamed, inputs, wrong)
+            wrong = own_quantization_error(kernel, inputs, w_real, derive_seed(seed, "own rule"))
+        return Given(linear_parts(inputs), streamed, inputs, (self._seed, seed), wrong)
 
     def is_checked(self) -> bool:
         return True
 
-    def wrong(self, given: Given, outputs: Outputs) -> str:
-        """Compare elements that are chosen now."""
+    def judge(self, given: Given, outputs: Outputs) -> CheckResult:
+        """Compare elements that no worker can predict."""
         gemm, inputs = self._case.gemm, given.inputs
         rows, columns = (
-            self._chosen(count, most)
-            for count, most in zip((gemm.m, gemm.n), self._elements, strict=True)
+            self._chosen(count, most, derive_seed(given.seeds[-1], what))
+            for what, count, most in zip(
+                ("rows", "columns"), (gemm.m, gemm.n), self._elements, strict=True
+            )
         )
         reference = reference_of(
             self._kernel.spec, inputs.x.take_rows(rows), inputs.w.take_rows(columns)
         )
-        return judge_error(outputs["out"][rows][:, columns], reference, self._tolerance).detail
+        return judge_error(outputs["out"][rows][:, columns], reference, self._tolerance)
 
-    def check(self, run: Run) -> CheckResult:
+    def check(self, run: Run) -> tuple[CheckResult, Seeds]:
+        seeds = (new_seed(),)
+        return self.repeat(seeds, run), seeds
+
+    def repeat(self, seeds: Seeds, run: Run) -> CheckResult:
+        if len(seeds) > 1:
+            given = self.given(seeds)
+            found = CheckResult(None, None, given.wrong)
+            return found if given.wrong else self.judge(given, run(given))
+
+        numbers = count()
+
         def launched(inputs: LinearInputs, out: torch.Tensor) -> None:
-            given = Given(linear_parts(inputs), {WEIGHT: inputs.w}, inputs)
-            out.copy_(run(given)["out"])
+            number = next(numbers)
+            of_one = seeds[0], number, number
+            out.copy_(run(Given(linear_parts(inputs), {WEIGHT: inputs.w}, inputs, of_one))["out"])
 
         bound = BoundKernel(self._kernel, self._kernel.spec, self._case, self._device)
-        return check_linear(bound, launched, seed=new_seed(), tolerance=self._tolerance)
+        return check_linear(bound, launched, seed=seeds[0], tolerance=self._tolerance)
 
-    def _chosen(self, count: int, most: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(new_seed())
+    def _chosen(self, count: int, most: int, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(count, generator=generator, device="cpu")[:most]
         return chosen.sort().values.to(self._device)
 
@@ -186,7 +234,17 @@ class OwnReference:
 
     def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
         inputs = {**self._values("streamed", streamed), **self._values("fresh", fresh)}
-        return judge_outputs(self._of, inputs, outputs, self._tolerance)
+        found = judge_outputs(self._of, inputs, outputs, self._tolerance)
+        if not found.is_correct:  # then the kernel may have had others
+            self._drawn.clear()
+            again = {**self._values("streamed", streamed), **self._values("fresh", fresh)}
+            pairs = ((inputs[name].real().double(), again[name].real().double()) for name in inputs)
+            if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs):
+                raise MeasureError(
+                    f"{self._of.definition.name} draws other inputs from the same seed: take all "
+                    "random numbers from the generator that it is given"
+                )
+        return found
 
     def _values(self, role: Role, seed: int) -> Mapping[str, Value]:
         known = self._drawn.get(role)
@@ -208,7 +266,7 @@ class JudgedOperation(JudgedWork):
         outputs = of.outputs(torch.device("cpu"))
         self._layout = layout_of(with_elements(outputs))
         self._streamed: Parts | None = None
-        self._seeds = 0, 0  # of streamed and fresh inputs
+        self._seed = 0  # of the streamed inputs
         self._is_first = True  # since streamed inputs were drawn
 
     @property
@@ -221,28 +279,33 @@ class JudgedOperation(JudgedWork):
     def draw(self) -> Given:
         # Where nothing is fresh, a launch would have the inputs of the turn before.
         if self._streamed is None or not self._has_fresh:
-            self._seeds = new_seed(), 0
-            self._streamed = self._reference.draw("streamed", self._seeds[0])
+            self._seed = new_seed()
+            self._streamed = self._reference.draw("streamed", self._seed)
             self._is_first = True
-        return self._given(self._streamed)
+        return self._given(self._streamed, (self._seed, new_seed()))
 
-    def _given(self, streamed: Parts) -> Given:
-        self._seeds = self._seeds[0], new_seed()
-        return Given(self._reference.draw("fresh", self._seeds[1]), streamed, self._seeds)
+    def given(self, seeds: Seeds) -> Given:
+        return self._given(self._reference.draw("streamed", seeds[0]), seeds)
+
+    def _given(self, streamed: Parts, seeds: Seeds) -> Given:
+        return Given(self._reference.draw("fresh", seeds[1]), streamed, None, seeds)
 
     def is_checked(self) -> bool:
         checked, self._is_first = self._is_first, False
         return checked or secrets.randbelow(_TURNS_PER_CHECK) == 0
 
-    def wrong(self, given: Given, outputs: Outputs) -> str:
-        streamed, fresh = given.inputs
-        return self._reference.judge(streamed, fresh, outputs).detail
+    def judge(self, given: Given, outputs: Outputs) -> CheckResult:
+        streamed, fresh = given.seeds
+        return self._reference.judge(streamed, fresh, outputs)
 
-    def check(self, run: Run) -> CheckResult:
+    def check(self, run: Run) -> tuple[CheckResult, Seeds]:
         self.forget()
         given = self.draw()
-        streamed, fresh = given.inputs
-        return self._reference.judge(streamed, fresh, run(given))
+        return self.judge(given, run(given)), given.seeds
+
+    def repeat(self, seeds: Seeds, run: Run) -> CheckResult:
+        given = self.given(seeds)
+        return self.judge(given, run(given))
 
 
 def with_elements(outputs: Outputs) -> dict[str, torch.Tensor]:

@@ -91,21 +91,25 @@ class LinearWork(Work):
     def judge(self, outputs: Outputs, tolerance: float) -> str:
         return judge_error(outputs["out"], self._reference(), tolerance).detail
 
-    def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
+    def judge_kept(
+        self, kept: KeptLaunches, draw: random.Random, tolerance: float
+    ) -> tuple[str, int]:
         contents = list({id(w): w for w in kept.weights}.values())
         judged = {id(w) for w in draw.sample(contents, min(len(contents), _JUDGED_CONTENTS))}
-        kept = kept.chosen([i for i, w in enumerate(kept.weights) if id(w) in judged])
+        chosen = [i for i, w in enumerate(kept.weights) if id(w) in judged]
+        kept = kept.chosen(chosen)
         y = kept.outputs["out"].view(-1, len(self.rows), len(self.columns))
         reference = self.reference([w.operand for w in kept.weights], kept.activations)
         wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
         if not bool(wrong.any()):
-            return ""
-        _, row, column = place = tuple(torch.nonzero(wrong)[0].tolist())
-        return (
+            return "", 0
+        launch, row, column = place = tuple(torch.nonzero(wrong)[0].tolist())
+        problem = (
             f"{WRONG_UNANNOUNCED}: {int(wrong.sum()):,} of {wrong.numel():,} elements looked at "
             f"unannounced, first y[{int(self.rows[row])},{int(self.columns[column])}] = "
             f"{float(y[place]):.6g}, expected {float(reference.y[place]):.6g}"
         )
+        return problem, chosen[launch]
 
     def reference(self, weights: Sequence[Operand], activations: Sequence[int]) -> Reference:
         """The checked elements of the results of launches.

@@ -151,7 +151,7 @@ class Meter:
         self._nvml = None if self.backend == "cpu" else open_handle(self._device)
         self.protocol = protocol or (PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA)
         self.seed = seed
-        self._secret = secrets.randbits(_SECRET_BITS) if secret is None else secret
+        self.secret = secrets.randbits(_SECRET_BITS) if secret is None else secret
         self._clock = clock or (CpuClock() if self.backend == "cpu" else CudaClock(self._device))
         self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
@@ -247,15 +247,10 @@ class Meter:
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
         if case.gpus > 1:
-            return self._ranked.prepared(case, self.seed, self._secret)
+            return self._ranked.prepared(case, self.seed, self.secret)
         self._ranked.end()
         shared = self._shared if shares else SharedWeights(0)
         return self._prepare(kernel, case, shared, distinct=distinct)
-
-    @property
-    def secret(self) -> int:
-        """The seed of the inputs that change between samples."""
-        return self._secret
 
     @property
     def torch_device(self) -> torch.device:
@@ -429,7 +424,7 @@ class Meter:
         if isinstance(kernel, DescribedKernel) and self._external is not None:
             return self._external.prepared(kernel, case, self._device, self.protocol)
         if case.gpus > 1:
-            return self._ranked.prepared(case, self.seed, self._secret)
+            return self._ranked.prepared(case, self.seed, self.secret)
         return self._prepare(kernel, case, self._shared, distinct=kernel.spec.is_external)
 
     def _prepare(
@@ -446,7 +441,7 @@ class Meter:
             self.protocol,
             l2_bytes=self.device_info.l2_bytes,
             seed=self.seed,
-            secret=self._secret,
+            secret=self.secret,
             shared=shared,
             distinct=distinct,
             warm=self._is_warm,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.contract import Config, KernelSpec, OperationKernel, PackedOperand
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.operand_tensors import Value, buffers_of
@@ -208,9 +209,11 @@ class _OperationWork(Work):
         inputs = {**self._subject.first.operand, **self._given[0]}
         return judge_outputs(self._of, inputs, outputs, tolerance).detail
 
-    def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
+    def judge_kept(
+        self, kept: KeptLaunches, draw: random.Random, tolerance: float
+    ) -> tuple[str, int]:
         if self._of.definition.accepts is not None:
-            return ""  # it judges whole outputs, as the announced checks do
+            return "", 0  # it judges whole outputs, as the announced checks do
         count = len(kept.weights)
         for place in draw.sample(range(count), min(count, _JUDGED_LAUNCHES)):
             content, given = kept.weights[place], self._given[kept.activations[place]]
@@ -220,8 +223,9 @@ class _OperationWork(Work):
                     kept.outputs[name][place], _elements(expected[name], at), tolerance, name
                 )
                 if problem:
-                    return f"{WRONG_UNANNOUNCED}: {problem}"
-        return ""
+                    _check_reference(self._of, {**content.operand, **given}, expected, tolerance)
+                    return f"{WRONG_UNANNOUNCED}: {problem}", place
+        return "", 0
 
     def stage(self, inputs: Inputs) -> PackedOperand:
         return _packed(self._subject.fresh_of(inputs))
@@ -233,7 +237,10 @@ class _OperationWork(Work):
 def judge_outputs(
     of: OperationCase, inputs: Inputs, outputs: Outputs, tolerance: float
 ) -> CheckResult:
-    """Compare whole outputs, `<output>.<part>`, with what the definition expects of the inputs."""
+    """Compare whole outputs, `<output>.<part>`, with what the definition expects of the inputs.
+
+    Raises MeasureError if they are wrong and the definition expects others when it is asked again.
+    """
     accepted = of.accepted(inputs, outputs)
     result = CheckResult(None, None)
     expected = {} if set(accepted) == set(outputs) else of.expected(inputs)
@@ -250,7 +257,29 @@ def judge_outputs(
         y, known = _comparable(out, expected[name])
         judged = judge_error(y, known, tolerance, _shown(name))
         result = result.merged(judged)
+    if not result.is_correct:
+        _check_reference(of, inputs, expected, tolerance)
+        again = of.accepted(inputs, outputs)
+        if not all(torch.equal(right, again[name]) for name, right in accepted.items()):
+            raise _not_deterministic(of, "`accepts`")
     return result
+
+
+def _check_reference(
+    of: OperationCase, inputs: Inputs, expected: Mapping[str, Reference], tolerance: float
+) -> None:
+    """Raise MeasureError if the definition now expects results beyond the tolerance of others."""
+    again = of.expected(inputs) if expected else {}
+    for name, known in expected.items():
+        if known.y.numel() and _wrong(known.y, again[name], tolerance, name):
+            raise _not_deterministic(of, "the reference")
+
+
+def _not_deterministic(of: OperationCase, what: str) -> MeasureError:
+    return MeasureError(
+        f"{what} of {of.definition.name} is not deterministic: called again with the same inputs, "
+        "it returns other results"
+    )
 
 
 def _wrong(y: torch.Tensor, known: Reference, tolerance: float, name: str) -> str:

@@ -111,6 +111,15 @@ class Placed:
         usual_us = min(statistics.median(times[draw][1:]) for draw in ("timed", "same"))
         return min(times["new"][1:]), usual_us, wrong  # caches were cold in the first repetition
 
+    @property
+    def failed(self) -> tuple[int, int] | None:
+        """See Buffers."""
+        return self.buffers.failed
+
+    def launch_again(self, x: int, w: int) -> str:
+        """Launch on inputs of which a launch was wrong: see Buffers."""
+        return self.buffers.launch_again(x, w, self.config, self.tolerance)
+
     def inspect(self) -> str:
         """Describe errors in the results of the timed launches; empty: none.
 

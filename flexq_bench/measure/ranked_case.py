@@ -144,6 +144,10 @@ class RankedPlacement:
     rotation: RankRotation
     _ranks: RankProcesses
 
+    @property
+    def failed(self) -> None:
+        """Ranks don't know which inputs a wrong launch had."""
+
     def inspect(self) -> str:
         """Describe errors in outputs of launches like the timed ones; empty: none."""
         details = (str(reply["detail"]) for reply in self._ranks.ask("inspect"))

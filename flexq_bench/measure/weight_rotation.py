@@ -65,11 +65,13 @@ def copies_for(
 class Content:
     """One content of the weights: as the reference takes them, and packed in a kernel's layout.
 
-    operand: of a linear layer [N,K]; of other operations, the streamed inputs by name.
+    operand: of a linear layer [N,K]; of other operations, the streamed inputs by name. given: how
+    many were given in this placement before; None: it is not given, but drawn here.
     """
 
     operand: Any
     packed: PackedOperand
+    given: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +147,7 @@ class WeightCopies(Sequence[PackedOperand]):
     """Copies of packed weights at fresh addresses, each with one of several contents.
 
     With more contents than copies, no two copies ever have the same one. Otherwise contents are
-    drawn. current: the content of each copy.
+    drawn. contents: all of them. current: that of each copy.
     """
 
     def __init__(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
@@ -153,7 +155,7 @@ class WeightCopies(Sequence[PackedOperand]):
         self._copies = [content.packed.clone() for content in self.current]
 
     def _deal(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
-        self._contents = contents
+        self.contents = contents
         dealt = [i % len(contents) for i in range(max(len(contents), copies + 1))]
         draw.shuffle(dealt)
         self.current = [contents[i] for i in dealt[:copies]]
@@ -202,19 +204,24 @@ class WeightCopies(Sequence[PackedOperand]):
 
     def have(self, contents: Sequence[Content]) -> bool:
         """Return True if the copies have these contents: the same bytes, layout and order."""
-        return len(contents) == len(self._contents) and all(
+        return len(contents) == len(self.contents) and all(
             mine.packed.buffers.keys() == theirs.packed.buffers.keys()
             and all(
                 buffer.dtype == theirs.packed.buffers[name].dtype
                 and torch.equal(buffer, theirs.packed.buffers[name])
                 for name, buffer in mine.packed.buffers.items()
             )
-            for mine, theirs in zip(self._contents, contents, strict=True)
+            for mine, theirs in zip(self.contents, contents, strict=True)
         )
 
+    def index_of(self, content: Content) -> int:
+        """The index of a content; of given ones -1 and less, in their order."""
+        if content.given is not None:
+            return -1 - content.given
+        return next(i for i, known in enumerate(self.contents) if known is content)
+
     def _after(self, content: Content) -> Content:
-        index = next(i for i, known in enumerate(self._contents) if known is content)
-        return self._contents[(index + 1) % len(self._contents)]
+        return self.contents[(self.index_of(content) + 1) % len(self.contents)]
 
 
 def first_change(

@@ -77,8 +77,13 @@ class Work(ABC):
         """Describe errors of whole outputs, of the first contents; empty: none."""
 
     @abstractmethod
-    def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
-        """Describe errors of the elements looked at, of some launches drawn; empty: none."""
+    def judge_kept(
+        self, kept: KeptLaunches, draw: random.Random, tolerance: float
+    ) -> tuple[str, int]:
+        """Describe errors of the elements looked at, of some launches drawn; empty: none.
+
+        Also returns which launch is wrong; without errors, any.
+        """
 
     @abstractmethod
     def stage(self, inputs: Any) -> PackedOperand:

@@ -86,6 +86,10 @@ def _is_config(value: object) -> bool:
     )
 
 
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(of) is int for of in value)
+
+
 def _are_samples(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_number, value))
 
@@ -95,6 +99,8 @@ _USUAL: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("version", "needed", "free", "copies", "launches"), _is_number),
     "binary": lambda value: value is None or _is_text(value),
     **dict.fromkeys(("mhz", "trim"), lambda value: value is None or _is_number(value)),
+    "failed": lambda value: value is None or _is_pair(value),
+    "max_rel_error": lambda value: value is None or isinstance(value, int | float),
     "config": _is_config,
     "samples_us": _are_samples,
 }

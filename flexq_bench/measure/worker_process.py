@@ -166,6 +166,7 @@ class WorkerProcess:
     ) -> None:
         _own_scheduling()
         self.name, self.tree = name, tree
+        self.secret: int | None = None  # seed of its inputs; None: not known
         self._timeout_s = timeout_s
         self._deadline: float | None = None
         self._mark = new_mark()
@@ -209,7 +210,14 @@ class WorkerProcess:
             )
         if Path(identity["root"]) != (self.tree / "flexq_bench").resolve().parent:
             raise WorkerError(f"{self.name} ran the code of {identity['root']}, not of {self.tree}")
+        if identity.get("takes_secret", False):
+            self.reseed(secrets.randbits(_ID_BITS))
         return identity
+
+    def reseed(self, secret: int) -> None:
+        """Let an A/B worker draw the inputs that change between samples from a secret."""
+        self.ask("reseed", secret=secret)
+        self.secret = secret
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """The reply to one request; raises as `send` and `receive`."""

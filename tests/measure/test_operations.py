@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from flexq_bench.errors import MeasureError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.measure.judged_work import OwnReference
 from flexq_bench.measure.operation_inputs import OperationCase
+from flexq_bench.measure.operation_subject import judge_outputs
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -274,6 +277,56 @@ def test_faults_of_a_reference_are_not_the_kernels(reference, message):
 
     with pytest.raises(MeasureError, match=message):
         judging.expected(inputs)
+
+
+def test_reference_that_is_not_deterministic_is_named():
+    of = operation("top_k_sampling")
+    kernel, case = KERNELS["sampling"], of.workload(**of.parse("tokens=2 vocabulary=64"))
+    judging = OperationCase(case, kernel.spec)
+    calls = count()
+    judging.definition = replace(
+        of, accepts=None, reference=lambda logits: torch.full_like(logits[:, 0], next(calls))
+    )
+    inputs = judging.draw(of.inputs, torch.Generator().manual_seed(0))
+    outputs = {"token.values": torch.full((2,), 63)}
+
+    with pytest.raises(MeasureError, match="the reference of top_k_sampling is not deterministic"):
+        judge_outputs(judging, inputs, outputs, 1e-3)
+
+
+def test_inputs_that_are_not_of_the_seed_are_named():
+    calls = count()
+
+    @api.operation(
+        "drawn",
+        parameters=["n"],
+        inputs=[api.Input("x", ("n",), "fp32", "activation")],
+        outputs=[api.Output("y", ("n",), "fp32")],
+        draw=lambda values, _generator: {"x": torch.full((values["n"],), next(calls))},
+    )
+    def drawn(x):
+        return x
+
+    (kernel,) = api.kernel(drawn, "drawn", backends=["cpu"])(lambda x, y: y.copy_(x)).kernels()
+    case = Case("drawn", drawn.workload(n=4), stage="op")
+    reference = OwnReference(case, kernel.spec, torch.device("cpu"), 1e-3)
+
+    with pytest.raises(MeasureError, match="drawn draws other inputs from the same seed"):
+        reference.judge(1, 2, {"y.values": torch.full((4,), 9.0)})
+
+
+def test_rule_that_is_not_deterministic_is_named():
+    of = operation("top_k_sampling")
+    kernel, case = KERNELS["sampling"], of.workload(**of.parse("tokens=2 vocabulary=64"))
+    judging = OperationCase(case, kernel.spec)
+    calls = count()
+    judging.definition = replace(
+        of, accepts=lambda token: {"token": torch.full_like(token, next(calls) % 2).bool()}
+    )
+    inputs = judging.draw(of.inputs, torch.Generator().manual_seed(0))
+
+    with pytest.raises(MeasureError, match="`accepts` of top_k_sampling is not deterministic"):
+        judge_outputs(judging, inputs, {"token.values": torch.full((2,), 63)}, 1e-3)
 
 
 def test_static_values_are_those_of_the_first_weights(a_meter):

@@ -21,6 +21,8 @@ from flexq_bench.workloads.case import Case
 MAX_SLOWED = 0.05
 MOST_ALONE = 16  # processes of base in which nothing of head runs
 _MAX_CHANCE = 1e-3
+# On the same inputs, terms that are summed in another order change an error, but do not double it.
+_MAX_ERROR_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,28 @@ def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
 OnBlock = Callable[[Case, Block], None]
 
 
+@dataclass(frozen=True, slots=True)
+class FailedInputs:
+    """Inputs of a wrong result, which can be drawn again in another process.
+
+    secret: of the worker; placement: its index. None: the inputs of the check before any placement.
+    launch: indices of the worker's own inputs of one launch; None: not known. seeds: of a judge's
+    inputs; empty: they were the worker's own.
+    """
+
+    secret: int | None = None
+    placement: int | None = None
+    launch: tuple[int, int] | None = None
+    seeds: tuple[int, ...] = ()
+
+
 @dataclass
 class CaseSide:
     """One side of a case, and its results over all processes so far.
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
-    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample, and
+    its machine code. wrong: description of a wrong result; empty: none. error: its largest relative
+    error; None: not known. failed: its inputs; None: not known. launches: of a sample, and
     device_mhz: the device's clock without load, which further workers take from the first; None:
     each determines them. learns: they are learned here; True only for workers that can take them.
     copies: of the weights; None: not known.
@@ -101,11 +119,21 @@ class CaseSide:
     config: dict[str, Any] | None = None
     binary: str | None = None
     wrong: str = ""
+    error: float | None = None
+    failed: FailedInputs | None = None
     launches: int | None = None
     device_mhz: float | None = None
     learns: bool = False
     repeats: bool = False
     copies: int | None = None
+    _placed: dict[int, int] = field(default_factory=dict, init=False)  # by worker: its placement
+
+    def note(
+        self, wrong: str, failed: FailedInputs | None = None, error: float | None = None
+    ) -> None:
+        """Keep the first wrong result."""
+        if wrong and not self.wrong:
+            self.wrong, self.failed, self.error = wrong, failed, error
 
     def begin_prepare(
         self,
@@ -135,18 +163,18 @@ class CaseSide:
         reply = worker.receive()
         self.config, self.binary = reply["config"], reply["binary"]
         self.copies = reply.get("copies")
-        self.wrong = self.wrong or self.wrong_in(reply)
+        self._note_check(reply)
 
-    def wrong_in(self, reply: Mapping[str, Any]) -> str:
-        """Describe what is wrong by a worker's reply to `prepare`; empty: nothing."""
-        return str(reply["wrong"])
+    def _note_check(self, reply: Mapping[str, Any]) -> None:
+        """Note what is wrong by a worker's reply to `prepare`."""
+        self.note(str(reply["wrong"]), FailedInputs(), reply.get("max_rel_error"))
 
     def begin_check(self, worker: Worker) -> None:
         """Request to check a result of the default configuration; `end_check` waits for it."""
         worker.send("prepare", slot=self.slot, case=self.case.key, config={}, favourite=None)
 
     def end_check(self, worker: Worker) -> None:
-        self.wrong = self.wrong or self.wrong_in(worker.receive())
+        self._note_check(worker.receive())
 
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
@@ -158,6 +186,7 @@ class CaseSide:
         more: dict[str, Any] = {"is_warm": True} if is_warm else {}
         known = {"launches": self.launches, "device_mhz": self.device_mhz}
         more |= {name: value for name, value in known.items() if value is not None}
+        self._placed[id(worker)] = index
         worker.send("place", slot=self.slot, index=index, beside=beside, **more)
 
     def end_place(self, worker: Worker) -> None:
@@ -188,8 +217,22 @@ class CaseSide:
         worker.send("leave", slot=self.slot, **({} if inspect else {"inspect": False}))
 
     def end_leave(self, worker: Worker) -> None:
-        wrong = worker.receive()["wrong"]
-        self.wrong = self.wrong or wrong
+        reply = worker.receive()
+        failed = None
+        if worker.secret is not None:
+            launch = reply.get("failed")
+            failed = FailedInputs(
+                worker.secret, self._placed[id(worker)], None if launch is None else tuple(launch)
+            )
+        self.note(str(reply["wrong"]), failed)
+
+    def turn_again(self, worker: Worker, failed: FailedInputs) -> None:
+        """Take a turn on inputs on which a result was wrong, in their placement."""
+        if failed.launch is None:
+            worker.ask("turn", slot=self.slot)
+            return
+        x, w = failed.launch
+        self.note(str(worker.ask("launch_again", slot=self.slot, x=x, w=w)["wrong"]))
 
 
 @dataclass
@@ -198,11 +241,11 @@ class CasePair:
 
     processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
     sources; head then uses base's configuration, because a choice of its own would only add noise.
-    base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
-    None: it did not run there, or not to the end. same_code: True if this process found the same
-    code in both commits. alone_us: base's times where nothing of head ran, one of each process.
-    cpu_waits: part of the time of each placement in which a process waited for a CPU; empty: on a
-    GPU.
+    base_is_wrong: whether base is wrong where nothing of head runs, on the inputs on which a result
+    was wrong (`run_again`); None: it did not run there, or not to the end. same_code: True if this
+    process found the same code in both commits. alone_us: base's times where nothing of head ran,
+    one of each process. cpu_waits: part of the time of each placement in which a process waited for
+    a CPU; empty: on a GPU.
     """
 
     base: CaseSide
@@ -226,9 +269,32 @@ class CasePair:
         return self.failure or self.head.wrong
 
     @property
+    def is_doubted(self) -> bool:
+        """True if base must run where nothing of head runs, to tell which side is wrong.
+
+        Head could disturb base, so its word is not taken for a wrong base, and inputs on which head
+        is wrong may be such that base is wrong on them, too.
+        """
+        if self.failure or self.base_is_wrong is not None:
+            return False
+        if not self.head.wrong:
+            return bool(self.base.wrong)
+        failed = self.head.failed
+        # The inputs of the first check are the same on both sides.
+        return failed is not None and (failed != FailedInputs() or bool(self.base.wrong))
+
+    @property
     def is_corrected(self) -> bool:
         """True if head's result is right where base's is wrong."""
         return bool(self.base_is_wrong) and not self.problem
+
+    @property
+    def is_as_wrong(self) -> bool:
+        """True if base is wrong on the inputs on which head is, by not much less."""
+        if not self.base_is_wrong or not self.head.wrong or self.failure:
+            return False
+        head, base = self.head.error, self.base.error
+        return head is None or base is None or head <= _MAX_ERROR_RATIO * base
 
     @property
     def is_slowed(self) -> bool | None:
@@ -409,6 +475,31 @@ def check_results(sides: Sides) -> None:
             lambda side, worker: side.begin_check(worker),
             lambda side, worker: side.end_check(worker),
         )
+
+
+def run_again(
+    side: CaseSide, worker: Worker, failed: FailedInputs, *, placements: int, turns: int
+) -> None:
+    """Check results of one side on inputs on which one was wrong, until one is wrong again.
+
+    placements: at most, with so many turns each, because a kernel may be wrong by chance. Raises as
+    measure_blocks.
+    """
+    if failed.secret is not None:
+        worker.reseed(failed.secret)
+    with _released([(side, worker)]):
+        _prepare([(side, worker)], None, check=failed.placement is None)
+        if failed.placement is None:
+            return
+        for _ in range(placements):
+            _place([(side, worker, failed.placement)])
+            for _ in range(turns):
+                if not side.wrong:
+                    side.turn_again(worker, failed)
+            side.begin_leave(worker, inspect=not failed.seeds and failed.launch is None)
+            side.end_leave(worker)
+            if side.wrong:
+                return
 
 
 def run_alone(

@@ -11,7 +11,7 @@ import operator
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,14 @@ from flexq_bench.measure.ab.blocks import (
     MOST_ALONE,
     Block,
     CasePair,
+    CaseSide,
+    FailedInputs,
     check_results,
     measure_blocks,
+    run_again,
     run_alone,
 )
-from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
 from flexq_bench.measure.ab.worker_pairs import (
@@ -38,7 +41,7 @@ from flexq_bench.measure.ab.worker_pairs import (
 from flexq_bench.measure.device import device_infos
 from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.meter import WARM_S
-from flexq_bench.measure.worker_process import RefusedError, WorkerError
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
@@ -157,6 +160,8 @@ class _Course:
             waiting: Sequence[CasePair] = lane.pairs
             while waiting and not self._is_over():
                 waiting = self._check(lane, waiting)
+            self._ask_base(lane, [pair for pair in lane.pairs if pair.head.wrong])
+            self._stop_at(lane.pairs)
             if len(self._lanes) > 1:
                 # Lanes share the sandboxes of their sides: the end of a worker ends all in its own.
                 lane.workers.discard()
@@ -185,8 +190,9 @@ class _Course:
                 pair.failure = str(error)
                 lane.workers.discard()
                 return pairs[position + 1 :]
-            if pair.head.wrong and self._rules.stops_at_wrong:
-                self._wrong = pair.head.case.key
+            if not pair.is_doubted:
+                self._stop_at([pair])
+            if self._wrong:
                 break
             if position == 0 and len(self._lanes) == 1:
                 # Those that measure first import while the other results are checked.
@@ -221,19 +227,37 @@ class _Course:
                     )
             process += count
         for lane in self._lanes:
-            # Head could disturb base, so its word is not taken for a wrong base.
-            doubted: Sequence[CasePair] = [
-                pair
-                for pair in open_pairs
-                if self._lane_of[id(pair)] is lane
-                and pair.base.wrong
-                and not pair.problem
-                and pair.base_is_wrong is None
-            ]
-            while doubted and not lane.experiment.one_process:
-                doubted = self._bases_alone(lane.experiment, doubted)
+            self._ask_base(lane, open_pairs)
             if lane.experiment.controls_base:
                 self._control(lane.experiment, open_pairs)
+
+    def _stop_at(self, pairs: Sequence[CasePair]) -> None:
+        """End the comparison if head alone is wrong in one of these cases, and the rules say so."""
+        for pair in pairs:
+            if pair.head.wrong and not pair.is_as_wrong and self._rules.stops_at_wrong:
+                self._wrong = self._wrong or pair.head.case.key
+
+    def _ask_base(self, lane: _Lane, pairs: Sequence[CasePair]) -> None:
+        """Run bases again, where nothing of head runs, on inputs on which a result was wrong.
+
+        Head then gets the inputs on which base is wrong.
+        """
+        experiment = lane.experiment
+        doubted: Sequence[CasePair] = [
+            pair for pair in pairs if self._lane_of[id(pair)] is lane and pair.is_doubted
+        ]
+        if not doubted or experiment.one_process:
+            return
+        lane.workers.discard()
+        left = doubted
+        while left:
+            left = self._alone(experiment, experiment.base, left, partial(self._again, "base"))
+        known = None, FailedInputs()  # the check's inputs are the same on both sides
+        left = [pair for pair in doubted if pair.is_corrected and pair.base.failed not in known]
+        for pair in left:  # until it is known
+            pair.failure = f"{experiment.head.short_name} gave no result where base's is wrong"
+        while left:
+            left = self._alone(experiment, experiment.head, left, partial(self._again, "head"))
 
     def _control(self, experiment: ABExperiment, pairs: Sequence[CasePair]) -> None:
         """Measure bases where nothing of head runs, before their cases end as not slower.
@@ -246,7 +270,7 @@ class _Course:
         for count in range(1, MOST_ALONE + 1):
             if not ending or self._wrong:
                 break
-            self._bases_alone(experiment, ending, is_brief=True)
+            self._alone(experiment, experiment.base, ending, self._time)
             for pair in ending:
                 if len(pair.alone_us) < count:
                     pair.failure = f"{experiment.base.short_name} could not be measured alone"
@@ -385,36 +409,55 @@ class _Course:
                 self._show_progress()
         return ()
 
-    def _bases_alone(
-        self, experiment: ABExperiment, pairs: Sequence[CasePair], *, is_brief: bool = False
+    def _alone(
+        self,
+        experiment: ABExperiment,
+        side: Side,
+        pairs: Sequence[CasePair],
+        run: Callable[[ABExperiment, CasePair, WorkerProcess], None],
     ) -> Sequence[CasePair]:
-        """Run bases in a process beside which nothing of head runs; note their times, and which are
-        wrong there.
+        """Run cases in a process of one side beside which nothing of the other one runs.
 
-        is_brief: one placement is enough. Return the remaining cases if the process broke.
+        Return the remaining cases if the process broke.
         """
-        rules = self._rules
-        placements = 1 if is_brief else rules.processes * rules.placements
-        run = partial(run_alone, placements=placements, blocks=rules.blocks, is_brief=is_brief)
         with ExitStack() as stack:
-            worker = experiment.worker(stack, experiment.base)
+            worker = experiment.worker(stack, side)
             worker.request_identity()
             worker.check_identity()
             for position, pair in enumerate(pairs):
-                side = experiment.pair(pair.base.case, pair.head.case).base
-                side.config, side.launches = pair.base.config, pair.base.launches
                 try:
-                    times = run(side, worker)
+                    run(experiment, pair, worker)
                 except RefusedError:
                     continue
                 except WorkerError:
                     return pairs[position + 1 :]
-                if pair.base.wrong:
-                    pair.base_is_wrong = side.wrong != ""
-                if times:
-                    pair.alone_us.append(statistics.fmean(times))
             worker.finish()
         return ()
+
+    def _again(
+        self, slot: str, experiment: ABExperiment, pair: CasePair, worker: WorkerProcess
+    ) -> None:
+        """Note whether a side is wrong on the inputs on which the other one, or base, was."""
+        rules, failed = self._rules, pair.head.failed if pair.head.wrong else pair.base.failed
+        side, placements = _unused_side(experiment, pair, slot), rules.processes * rules.placements
+        if failed is None:
+            run_alone(side, worker, placements=placements, blocks=rules.blocks)
+        else:
+            turns = 2 * rules.blocks
+            run_again(side, worker, failed, placements=placements, turns=turns)
+        if slot == "head":
+            pair.failure = ""
+            pair.head.note(side.wrong, failed, side.error)
+            return
+        pair.base_is_wrong = side.wrong != ""
+        pair.base.wrong, pair.base.error = pair.base.wrong or side.wrong, side.error
+
+    def _time(self, experiment: ABExperiment, pair: CasePair, worker: WorkerProcess) -> None:
+        """Note the time of base in one placement."""
+        side = _unused_side(experiment, pair, "base")
+        times = run_alone(side, worker, placements=1, blocks=self._rules.blocks, is_brief=True)
+        if times:
+            pair.alone_us.append(statistics.fmean(times))
 
     def _starts_ahead(self, experiment: ABExperiment) -> bool:
         if experiment.starts_ahead is None:
@@ -453,6 +496,14 @@ class _Course:
 def is_far(base_us: float, head_us: float) -> bool:
     """Return True if a case won't end before a look, by the first block of its first pair."""
     return abs(math.log(head_us / base_us)) > _FAR
+
+
+def _unused_side(experiment: ABExperiment, pair: CasePair, slot: str) -> CaseSide:
+    """One side of a case for a process of its own, with what earlier ones chose."""
+    known: CaseSide = getattr(pair, slot)
+    unused: CaseSide = getattr(experiment.pair(pair.base.case, pair.head.case), slot)
+    unused.config, unused.launches = known.config or {}, known.launches
+    return unused
 
 
 def _is_on_cpu(experiment: ABExperiment) -> bool:

@@ -29,6 +29,7 @@ from flexq_bench.workloads.case import Case
 
 Identity = dict[str, Any]
 _DEFAULT_RULES = InterleaveRules()
+_WRONG_BEFORE = "both are wrong on the same inputs, so times are not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +192,9 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
     by_process: a pair of processes shares an offset; otherwise a placement does.
     """
     base, head = pair.base, pair.head
-    # Of a case that ended early beside a wrong base, nothing is known.
-    is_unknown = bool(pair.failure and base.wrong and not head.wrong)
+    # Of a case that ended early beside a wrong base, nothing is known, and where both are wrong on
+    # the same inputs, there is no change.
+    is_unknown = bool(pair.failure and base.wrong and not head.wrong) or pair.is_as_wrong
     blocks = [] if is_unknown else pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
     labels = {
@@ -210,7 +212,7 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
         cpu_wait=statistics.fmean(pair.cpu_waits) if pair.cpu_waits else 0.0,
-        correct=not head.wrong and (not base.wrong or pair.is_corrected or is_unknown),
+        correct=is_unknown or (not head.wrong and (not base.wrong or pair.is_corrected)),
         base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.
         same_binary=same_binary and base.config == head.config,
@@ -225,6 +227,8 @@ def _detail(pair: CasePair, base: str, head: str) -> str:
         return "; ".join([pair.failure, *wrong])
     if pair.is_corrected:
         return "; ".join([CORRECTED, *wrong])
-    if pair.base_is_wrong is False and not pair.head.wrong:
+    if pair.is_as_wrong:
+        return "; ".join([_WRONG_BEFORE, *wrong])
+    if pair.base_is_wrong is False and pair.base.wrong and not pair.head.wrong:
         wrong.append(f"{base} is right where nothing of {head} runs")
     return "; ".join(wrong)

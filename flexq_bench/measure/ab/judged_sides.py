@@ -12,7 +12,7 @@ import secrets
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 
 from flexq_bench.kernels.contract import Kernel
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, FailedInputs, SampleBatch
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clocks import CpuClock
 from flexq_bench.measure.device import find_device
@@ -140,7 +140,7 @@ class JudgedSide(CaseSide):
         if not self.believes_binary:
             self.binary = None
 
-    def wrong_in(self, reply: Mapping[str, Any]) -> str:
+    def _note_check(self, reply: Mapping[str, Any]) -> None:
         known = self.judge.kernel_of(self.case).spec.format_names
         declared = reply.get("formats") or known  # workers of earlier commits don't tell
         others = [
@@ -149,14 +149,14 @@ class JudgedSide(CaseSide):
             if declared.get(name) != number
         ]
         if others:
-            return f"declares {' and '.join(others)}: give such a kernel another name"
-        return super().wrong_in(reply)
+            self.note(f"declares {' and '.join(others)}: give such a kernel another name")
+        super()._note_check(reply)
 
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
     ) -> None:
         super().begin_place(worker, index, beside, is_warm=is_warm)
-        self.kernel.forget_weights()
+        self.kernel.begin_place(worker)
         self._has_weights = False
 
     def give_weights(self, workers: Sequence[Worker]) -> None:
@@ -177,21 +177,39 @@ class JudgedSide(CaseSide):
 
     def check_placement(self) -> None:
         self.judge.catch_up()
-        self.wrong = self.wrong or self.kernel.wrong
+        wrong = self.kernel.wrong
         self._is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
         if self._is_drawn and not self.is_trusted:
-            self.wrong = self.wrong or self.kernel.check_result().detail
+            wrong = wrong or self.kernel.check_result().detail
         self._is_checked = True
+        if self.kernel.failed is not None and self.kernel.failed[0].detail == wrong:
+            found, seeds = self.kernel.failed
+            self.note(wrong, FailedInputs(placement=0, seeds=seeds), found.max_rel_error)
+        self.note(wrong)  # an error that is not of a result
+
+    def turn_again(self, worker: Worker, failed: FailedInputs) -> None:
+        if failed.seeds and failed.launch is None:
+            found = self.kernel.repeat(failed.seeds)
+            self.note(found.detail, failed, found.max_rel_error)
+            return
+        if failed.seeds:
+            self.kernel.give_again(failed.seeds)
+        super().turn_again(worker, failed)
 
     def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
         super().begin_leave(worker, inspect=inspect and self._is_drawn)
 
     def end_leave(self, worker: Worker) -> None:
+        is_known = bool(self.wrong)
         super().end_leave(worker)
+        if not is_known and self.failed is not None and self.failed.launch is not None:
+            _, w = self.failed.launch
+            if w < 0:  # this process gave them
+                seeds = self.kernel.seeds_given(worker, -1 - w)
+                self.failed = None if seeds is None else replace(self.failed, seeds=seeds)
         if self.opponent is not None and not self.is_trusted:
-            self.wrong = (
-                self.wrong
-                or _unaccounted(
+            self.note(
+                _unaccounted(
                     self.turns, self.opponent.turns, self.judge.protocol.max_excess_overhead
                 )
                 or _rescheduled(self.opponent)

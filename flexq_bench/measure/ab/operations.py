@@ -16,6 +16,7 @@ from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
+from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.given_inputs import Part, Parts, Plain, named_tensors, parts_of
 from flexq_bench.measure.judged_work import OwnReference, Role, with_elements
 from flexq_bench.measure.prepared import Placed, PreparedCase
@@ -101,8 +102,8 @@ class WorkerOperations:
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
         check. shares_weights: `prepare` may keep the weights of a layer. repeats_contents: it may
         give copies of the weights the same contents. holds_inputs: it can `hold` them.
-        takes_findings: `place` takes what `turn` found in an earlier process. root: the source
-        folder.
+        takes_findings: `place` takes what `turn` found in an earlier process. takes_secret: it can
+        `reseed`, and `launch_again`. root: the source folder.
         kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
         cover.
         """
@@ -116,11 +117,17 @@ class WorkerOperations:
             "repeats_contents": True,
             "holds_inputs": True,
             "takes_findings": True,
+            "takes_secret": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else _KERNELS,
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
+
+    def reseed(self, secret: int) -> dict[str, Any]:
+        """Draw the inputs that change between samples from this secret, in cases from now on."""
+        self._meter.secret = secret
+        return {}
 
     def memory(self, case: str) -> dict[str, Any]:
         """Bytes that the case needs, and free bytes, if need be without the weights kept so far."""
@@ -155,12 +162,13 @@ class WorkerOperations:
         else:
             prepared.use_config(config)
         self._slots[slot] = _Slot(prepared, shares)
-        wrong = prepared.check("before").detail if check else ""
+        checked = prepared.check("before") if check else CheckResult(None, None)
         self._meter.release_memory()  # for the other side, which may be another process
         return {
             "config": {} if prepared.config is None else prepared.config.as_dict(),
             "binary": prepared.binary_hash,
-            "wrong": wrong,
+            "wrong": checked.detail,
+            "max_rel_error": checked.max_rel_error,
             "formats": prepared.format_names,
             "copies": prepared.copies,
             "secret": self._meter.secret,
@@ -352,9 +360,17 @@ class WorkerOperations:
 
     def leave(self, slot: str, inspect: bool = True) -> dict[str, Any]:
         """Free the placement. inspect: check the results of the timed launches before."""
-        wrong = self._placed(slot).inspect() if inspect else ""
+        placed = self._placed(slot)
+        wrong = placed.inspect() if inspect else ""
+        reply = {"wrong": wrong, "failed": placed.failed}
         self._slots[slot].leave()
-        return {"wrong": wrong}
+        return reply
+
+    def launch_again(self, slot: str, x: int, w: int) -> dict[str, Any]:
+        """Launch on the inputs of a wrong launch, which `leave` named with the same secret."""
+        placed = self._placed(slot)
+        assert isinstance(placed, Placed)  # others name none
+        return {"wrong": placed.launch_again(x, w)}
 
     def release(self, slot: str) -> dict[str, Any]:
         """Release the case and its memory; no effect if there is none."""

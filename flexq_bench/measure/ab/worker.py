@@ -21,7 +21,8 @@ from flexq_bench.measure.rank_worker import COMMAND
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 OPERATIONS = (
-    *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
+    *("describe", "reseed", "memory", "prepare", "place", "turn", "leave", "release"),
+    "launch_again",
     # for a judge, which has inputs of its own
     *("hold", "fill", "output", "inspect", "quantize", "draw", "judge"),
 )

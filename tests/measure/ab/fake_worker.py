@@ -3,8 +3,8 @@
 us: of every turn. offsets: of ln(us), one a process of a tree in the order started. die_at,
 hang_at, fail_at, babble_at: an operation; die_in: the one process that dies at it. dead: number of
 the process that dies before a request. refuse: a message for every case. wrong: what is wrong, in
-the first wrong_starts processes or in all; wrong_cases: keys of cases that are wrong. slow_s: of
-each turn. config, binary: what prepare tells. needed: bytes.
+the first wrong_starts processes or in all; error: how much; wrong_cases: keys of cases that are
+wrong. slow_s: of each turn. config, binary: what prepare tells. needed: bytes.
 waits: for a request, as it tells. warms: a placement when it is used. learns: takes findings.
 """
 
@@ -72,7 +72,13 @@ def prepare(message):
     wrong = told.get("wrong", "") if number < told.get("wrong_starts", math.inf) else ""
     if message["case"] in told.get("wrong_cases", ()):
         wrong = "off"
-    return {"config": config, "binary": told.get("binary"), "wrong": wrong}
+    error = told.get("error") if wrong else None
+    return {
+        "config": config,
+        "binary": told.get("binary"),
+        "wrong": wrong,
+        "max_rel_error": error,
+    }
 
 
 def turn(_message):

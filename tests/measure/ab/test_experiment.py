@@ -216,14 +216,36 @@ def test_slower_case_needs_no_run_of_base_alone(a_tree, command):
 @pytest.mark.parametrize(
     ("base", "head", "reason"),
     [
-        ({}, {"wrong": "off"}, "base: off; head: off"),
+        ({"error": 0.01}, {"wrong": "off", "error": 0.03}, "base: off; head: off"),
+        ({"wrong_starts": 1}, {"wrong": "off"}, "base: off; head: off"),
         ({"wrong_starts": 5}, {}, "base: off; base is right where nothing of head runs"),
     ],
+    ids=["less", "only beside head", "only beside a right head"],
 )
 def test_wrong_base_does_not_excuse_a_wrong_head(compared, base, head, reason):
     found = only(compared({"wrong": "off"} | base, head))
 
     assert (found.confirmation.verdict, found.detail) == (Verdict.INCORRECT, reason)
+
+
+@pytest.mark.parametrize("error", [None, 0.01])
+def test_head_as_wrong_as_base_is_no_regression(compared, error):
+    wrong = {"wrong": "off", "error": error}
+
+    found = only(compared(wrong, wrong, rules=replace(RULES, stops_at_wrong=True)))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert "both are wrong on the same inputs" in found.detail
+    assert found.detail.endswith("base: off; head: off")
+
+
+def test_case_wrong_on_both_sides_does_not_end_the_comparison(compared):
+    wrong = {"wrong_cases": [CASE.key]}
+
+    found = compared(wrong, wrong, cases=[CASE, OTHER], rules=replace(RULES, stops_at_wrong=True))
+
+    assert found[CASE.key].confirmation.verdict is Verdict.NO_DATA
+    assert found[OTHER.key].confirmation.verdict is Verdict.SAME
 
 
 @pytest.mark.parametrize("dead", ["base", "head"])

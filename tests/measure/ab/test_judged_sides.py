@@ -12,29 +12,19 @@ from typing import Any
 import pytest
 import torch
 from thread_ranks import RankThreads, ThreadRanks
+from worker_inside import FAST, Answer, Inside
 
-from flexq_bench.measure import PROTOCOL_CPU, Meter, judged_kernel
+from flexq_bench.measure import Meter, judged_kernel
 from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
-from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
-from flexq_bench.measure.protocol import Protocol, WarmUp
+from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
 
-FAST = replace(
-    PROTOCOL_CPU,
-    warm_up=WarmUp(0.0, 0.005, agreement=1.0),
-    rewarm=WarmUp(0.0, 0.005, agreement=1.0),
-    batch_s=0.005,
-    turn_s=0.003,
-    # Some copies of the weights take the same way as thousands.
-    min_cache_factor=0.02,
-    cache_factor=0.02,
-)
 CASES = (
     "cublas-fp16 gemm hot m4n64k96",
     "flexq-w6a6 linear hot m3n40k200",
@@ -53,33 +43,6 @@ OPERATIONS = (
 )
 SUM = "all-reduce op cold all_reduce:elements=64,gpus=2"
 OTHERS = (OPERATIONS[0], *OPERATIONS[3:])
-Answer = Callable[[dict[str, Any], dict[str, Any]], object]
-
-
-class Inside:
-    """A worker in this process. answers: what becomes of the replies to an operation."""
-
-    def __init__(self, meter: Meter, **answers: Answer) -> None:
-        self._operations, self._answers = WorkerOperations(meter), answers
-
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        reply: dict[str, Any] = getattr(self._operations, what)(**arguments)
-        return self._answers.get(what, lambda reply, _: reply)(reply, arguments)
-
-    def send(self, what: str, **arguments: Any) -> None:
-        self._reply = self.ask(what, **arguments)
-
-    def receive(self) -> dict[str, Any]:
-        return self._reply
-
-    def paused(self, others=()):
-        return nullcontext()
-
-    def rescheduled(self):
-        return ""
-
-    def waited_s(self):
-        return 0.0
 
 
 class Recording:

@@ -102,10 +102,11 @@ def test_case_is_prepared_placed_timed_and_checked(answers):
     assert [reply["id"] for reply in replies] == list(range(5))
     assert prepared.pop("secret") < 1 << 52
     assert set(prepared.pop("formats").values()) == {"fp16"}
+    assert 0 < prepared.pop("max_rel_error") < 1e-3
     assert prepared == {"config": {}, "binary": None, "wrong": "", "copies": 1}
     assert placed == {"copies": 1, "shared": False}
     assert all(time > 0 for time in turn["samples_us"])
-    assert (turn["valid"], turn["mhz"], left) == (True, None, {"wrong": ""})
+    assert (turn["valid"], turn["mhz"], left) == (True, None, {"wrong": "", "failed": None})
 
 
 @pytest.mark.parametrize(("given", "repeats"), [({}, False), ({"distinct": False}, True)])
