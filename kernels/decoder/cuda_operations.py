@@ -30,7 +30,7 @@ from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.module import Argument, load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
-_RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
+_RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION, _COPY = range(1, 7)
 # Names of the kernels, as profiles show them.
 NORM, HEAD_NORM, SILU_MUL, RELU, ATTENTION_SUM, PICK = (
     "decode_norm",
@@ -46,6 +46,7 @@ _FUNCTIONS = {
     _SILU_MUL: SILU_MUL,
     _RELU: RELU,
     _ATTENTION: ATTENTION_SUM,
+    _COPY: ATTENTION_SUM,
 }
 _UNUSED = (None,) * 6  # inputs of operators with a single input tensor
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
@@ -145,18 +146,20 @@ class CudaOperations(PromptAttention):
         if current_gpu().capability < (9, 0):  # no clusters: one way for all, if it is fixed
             most = 0 if self._split_tokens else 1
         halves = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
-        if packing is not None and packing.kind == "row-codes" and row[1] >= _LONG_ROW:
-            # A row's scale needs all heads, so what clusters have reduced is packed by the kernel.
-            packing = None if splits <= most and can_pack(halves, shape) else packing
         target = packing or halves
+        if target.kind == "row-codes" and row[1] >= _LONG_ROW and can_pack(halves, shape):
+            target = halves  # a row's scale needs all heads, which clusters reduce first
         if splits <= most and can_pack(target, shape):
             self._attend(qkv, shape, cache, positions, splits, target, norms)
         else:
+            target = packing or halves
             self._attend(qkv, shape, cache, positions, splits, None, norms)
             inputs = (*_UNUSED[:5], *self._splits(row[0], shape, splits, qkv))
             self._launch(_ATTENTION, inputs, *row, target, 0.0, shape.head_dim, splits)
         if packing is None:
             to.kernel.activate(halves.values, to.packed)
+        elif target is not packing:
+            self._launch(_COPY, (halves.values, *_UNUSED), *row, packing, 0.0)
 
     def _attend(
         self,
@@ -279,21 +282,32 @@ class CudaOperations(PromptAttention):
         stride = packing.values.shape[1]
         vectors = -(-max(k, stride) // _GROUP) * _WARP
         is_norm = producer in (_RMS_NORM, _LAYER_NORM)
-        if is_norm or packing.kind == "row-codes":
+        is_few = m <= _FEW_TOKENS or rows is not None
+        blocks = cluster = 1
+        if is_norm:
             # For few tokens several blocks compute the norm of a row, for many one block does.
-            split_row = is_norm and (
-                m <= _FEW_TOKENS or rows is not None or vectors > _MAX_VECTORS * _MAX_THREADS
-            )
-            is_fixed = is_norm and self._split_tokens is not None
-            most = _SPLIT_THREADS if split_row or is_fixed else _row_threads(producer)
-            per_thread = -(-vectors // most)
+            splits_row = is_few or vectors > _MAX_VECTORS * _MAX_THREADS
+            is_fixed = self._split_tokens is not None
+            per_thread = -(-vectors // (_SPLIT_THREADS if splits_row or is_fixed else _MAX_THREADS))
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
-            blocks = per_thread if split_row else 1
+            blocks = per_thread if splits_row else 1
+        elif packing.kind == "row-codes":
+            if is_few and vectors > _MAX_THREADS and current_gpu().capability >= (9, 0):
+                blocks = cluster = MAX_SPLITS
+            most = _SUM_THREADS if producer in (_ATTENTION, _COPY) else _MAX_THREADS
+            per_thread = -(-vectors // (blocks * most))
+            threads = -(-vectors // (blocks * per_thread * _WARP)) * _WARP
         else:
             per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
         build = node_build(
-            producer, packing.kind, packing.bits, per_thread, is_mixture=rows is not None
+            producer,
+            packing.kind,
+            packing.bits,
+            per_thread,
+            threads,
+            splits_row=is_norm and blocks > 1,
+            is_mixture=rows is not None,
         )
         arguments: tuple[Argument, ...] = (
             *inputs,
@@ -312,7 +326,8 @@ class CudaOperations(PromptAttention):
             ),
         )
         function = load_function(build, _FUNCTIONS[producer])
-        function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
+        grid = blocks, m, 1
+        function.launch(grid, threads, arguments, overlap_previous=True, cluster=cluster)
 
     def _buffer(
         self,
@@ -337,14 +352,19 @@ def _strides(packing: Packing) -> tuple[int, int]:
 
 
 def node_build(
-    producer: int, kind: PackingKind, bits: int, vectors: int, *, is_mixture: bool = False
+    producer: int,
+    kind: PackingKind,
+    bits: int,
+    vectors: int,
+    threads: int,
+    *,
+    splits_row: bool = False,
+    is_mixture: bool = False,
 ) -> Build:
-    """Return the build of csrc/decode/operators.cu for a producer and its packing."""
-    is_norm = producer in (_RMS_NORM, _LAYER_NORM)
-    one_row = is_norm or kind == "row-codes"
-    is_split = is_norm and (vectors > _MAX_VECTORS or is_mixture)
-    row_threads = _SPLIT_THREADS if is_split else _row_threads(producer)
-    threads = row_threads if one_row else _FEW_THREADS
+    """Return the build of csrc/decode/operators.cu for a producer and its packing.
+
+    vectors: of a thread. threads: of a block. splits_row: several blocks compute a row's norm.
+    """
     return Build.of(
         "decode/operators.cu",
         block=Block(_FUNCTIONS[producer], threads),
@@ -352,6 +372,8 @@ def node_build(
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
+        THREADS=threads,
+        **({"SPLIT_ROW": 1} if splits_row else {}),
         **({"MIXTURE": 1} if is_mixture else {}),
     )
 
@@ -360,10 +382,6 @@ def head_norm_build(head_dim: int) -> Build:
     """Return the build of csrc/decode/head_norm.cu for a head size."""
     block = Block(HEAD_NORM, _HEAD_NORM_WARPS * _WARP)
     return Build.of("decode/head_norm.cu", block=block, HEAD_DIM=head_dim)
-
-
-def _row_threads(producer: int) -> int:
-    return _SUM_THREADS if producer == _ATTENTION else _MAX_THREADS
 
 
 def builds() -> list[Build]:
@@ -391,21 +409,29 @@ def builds() -> list[Build]:
         ("row-codes", 8),
     )
     nodes = [
-        node_build(producer, kind, bits, vectors)
-        for producer in range(_RMS_NORM, _ATTENTION + 1)
+        node_build(producer, kind, bits, vectors, threads, splits_row=splits_row)
+        for producer in range(_RMS_NORM, _COPY + 1)
         for kind, bits in kinds
-        for vectors in _vectors(producer, kind)
+        if producer != _COPY or kind == "row-codes"
+        for vectors, threads, splits_row in _blocks(producer, kind)
     ]
     nodes += [
-        node_build(_RMS_NORM, kind, bits, vectors, is_mixture=True)
+        node_build(_RMS_NORM, kind, bits, vectors, 256, splits_row=vectors > 1, is_mixture=True)
         for kind, bits in (kinds[0], kinds[-1])
         for vectors in (1, 2, 4)
     ]
     return [*attention, *nodes, head_norm_build(128), _PICK_BUILD]
 
 
-def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:
-    """Return vectors per thread, for few and many tokens of models of 4096 and 8192 features."""
+def _blocks(producer: int, kind: PackingKind) -> tuple[tuple[int, int, bool], ...]:
+    """Return vectors per thread, threads per block, and if several blocks compute a row's norm.
+
+    For few and many tokens of models of 4096 and 8192 features.
+    """
     if producer in (_RMS_NORM, _LAYER_NORM):
-        return (1, 2, 4, 8)
-    return (1, 2, 4, 7) if kind == "row-codes" else (1,)
+        return (4, 256, True), (8, 256, True), (1, 1024, False), (2, 1024, False)
+    if kind != "row-codes":
+        return ((1, _FEW_THREADS, False),)
+    if producer in (_ATTENTION, _COPY):
+        return (1, 256, False), (2, 512, False), (4, 512, False)
+    return (1, 352, False), (1, 896, False), (3, 928, False), (7, 1024, False)

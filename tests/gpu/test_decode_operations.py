@@ -32,7 +32,7 @@ KERNELS = (
 )
 SIZES = (
     (1, 128),
-    (1, 5120),
+    (5, 5120),
     (3, 64),
     (8, 172),
     (2, 4096),
@@ -167,7 +167,7 @@ def test_attention_of_sequences_at_different_positions(
             assert torch.allclose(got, wanted, atol=1.1 * step + 4e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(5, 5), (16, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(5, 5), (16, 2), (40, 8)])
 @pytest.mark.parametrize("label", ["flexq", "flexq[w6a8]", "cublaslt-w8a8", "abq-w6a6", "fp16"])
 def test_attention_packs_the_same_values_as_a_kernel(label: str, heads: int, kv_heads: int) -> None:
     torch.manual_seed(heads)

@@ -28,9 +28,9 @@ CODES = Packing("group-codes", 6, torch.empty(0))
 @pytest.mark.parametrize(
     "build",
     [
-        node_build(NORM, "group-codes", 6, 5),
-        node_build(SILU_MUL, "row-codes", 8, 4),
-        node_build(ATTENTION_SUM, "group-codes", 8, 1),
+        node_build(NORM, "group-codes", 6, 5, 256, splits_row=True),
+        node_build(SILU_MUL, "row-codes", 8, 4, 1024),
+        node_build(ATTENTION_SUM, "group-codes", 8, 1, 128),
         attention_build(AttentionShape(1, 1, 128, torch.empty(0)), 16, HALVES),
         attention_build(AttentionShape(8, 1, 128, torch.empty(0)), 8, CODES),
         attention_build(AttentionShape(3, 1, 64, None), 4, None),

@@ -209,28 +209,30 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
   const float2* angles = table + static_cast<long long>(position) * (HEAD_DIM / 2);
   const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
-  wait_for_previous_kernel();
-
-  uint4 new_token_value = {};
-  if (writes_values && lane < WRITERS)
-    new_token_value =
-        load_written(reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane);
   // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex number.
   constexpr unsigned HALF = HEAD_DIM / 2;
   const unsigned rotated_values = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
   uint32_t raw[TURNED] = {}, raw_partner[TURNED] = {};
+  const half_bits *raw_at[TURNED], *partner_at[TURNED];
   float2 angle[TURNED] = {};
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
     const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    if (at >= rotated_values) continue;
     const unsigned first = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
-    raw[n] = load_written(row + first + i);
-    if constexpr (ROTARY) {
-      raw_partner[n] = load_written(row + first + (i < HALF ? i + HALF : i - HALF));
-      angle[n] = load_written(angles + i % HALF);
-    }
+    raw_at[n] = row + first + i, partner_at[n] = row + first + (i < HALF ? i + HALF : i - HALF);
+    if (ROTARY && at < rotated_values) angle[n] = load_written(angles + i % HALF);
   }
+  const uint4* new_value_at = reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane;
+  wait_for_previous_kernel();
+
+#pragma unroll
+  for (int n = 0; n < TURNED; ++n) {
+    if (threadIdx.x + n * THREADS >= rotated_values) continue;
+    raw[n] = load_written(raw_at[n]);
+    if constexpr (ROTARY) raw_partner[n] = load_written(partner_at[n]);
+  }
+  uint4 new_token_value = {};
+  if (writes_values && lane < WRITERS) new_token_value = load_written(new_value_at);
 #if HEAD_NORMS
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
