@@ -135,9 +135,6 @@ class CudaOperations(PromptAttention):
         to: Destination,
         norms: HeadNorms | None = None,
     ) -> None:
-        if norms is not None and shape.head_dim % _WARP:
-            self.norm_heads(qkv, shape, norms)
-            norms = None
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
         units = row[0] * shape.kv_heads
