@@ -75,6 +75,7 @@ class CudaOperations(PromptAttention):
 
     def __init__(self, split_tokens: int | None = None) -> None:
         self._split_tokens = split_tokens
+        self.routes_norms = split_tokens is None
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     adds_rows = True
