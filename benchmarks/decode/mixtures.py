@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +33,6 @@ from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer
-from flexq_bench.kernels.decoder import WeightedRows
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import token_bytes
 from flexq_bench.measure import Tuning
@@ -59,14 +59,17 @@ def loaded(
 def touched_experts(engine: Engine, batch: int, bucket: int) -> list[int]:
     """Number of experts with tokens, of each block in one step."""
     counts: list[int] = []
-    original = ExpertLayer.mix
 
-    def counting(layer: ExpertLayer, *given: Any, **named: Any) -> WeightedRows:
-        rows = original(layer, *given, **named)
-        counts.append(int((layer.sizes > 0).sum()))
-        return rows
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def mix(layer: ExpertLayer, *given: Any, **named: Any) -> Any:
+            made = original(layer, *given, **named)
+            counts.append(int((layer.sizes > 0).sum()))
+            return made
 
-    with patch.object(ExpertLayer, "mix", counting):
+        return mix
+
+    ways: Any = {name: counting(getattr(ExpertLayer, name)) for name in ("mix", "mix_norm")}
+    with patch.multiple(ExpertLayer, **ways):
         engine.advance(batch, bucket)
     return counts
 

@@ -222,6 +222,10 @@ class Decoder:
         *,
         as_rows: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | WeightedRows]:
+        if as_rows and self._operations.routes_norms and isinstance(block.down, PackedExperts):
+            mixed = work.mix_norm(block.widen, block.down, residual, delta, block.ffn_norm)
+            if mixed is not None:
+                return mixed
         residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
         if isinstance(block.down, PackedExperts):
             return residual, work.mix(block.widen, block.down, as_rows=as_rows)

@@ -21,7 +21,7 @@ from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.cuda.grouped.layer import (
     ExpertLayer,
     ExpertWeights,
-    default_configs,
+    can_route_sums,
     layer_builds,
 )
 from flexq_bench.kernels.cuda.grouped.packing import (
@@ -32,7 +32,7 @@ from flexq_bench.kernels.cuda.grouped.packing import (
     ExpertFormat,
     pack_experts,
 )
-from flexq_bench.kernels.decoder import WeightedRows
+from flexq_bench.kernels.decoder import Norm, WeightedRows
 from flexq_bench.kernels.decoder.invariant import FixedOrderGemm
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.formats.dual_grained import int8_values
@@ -86,13 +86,15 @@ class GroupedExperts(PackedExperts):
         return self.gate_up.nbytes + self.down.nbytes
 
     def mixing(self, m: int, like: Mix | None) -> Mix:
-        if isinstance(like, _GroupedMix):
-            return _GroupedMix(like.layer.with_weights(self.gate_up, self.down), self.normalizes)
-        return _GroupedMix(ExpertLayer(self.gate_up, self.down, m, self.top_k), self.normalizes)
+        if isinstance(like, GroupedMix):
+            return GroupedMix(like.layer.with_weights(self.gate_up, self.down), self.normalizes)
+        return GroupedMix(ExpertLayer(self.gate_up, self.down, m, self.top_k), self.normalizes)
 
 
 @dataclass(frozen=True, slots=True)
-class _GroupedMix:
+class GroupedMix:
+    """The computation on a GPU."""
+
     layer: ExpertLayer
     normalizes: bool
 
@@ -100,6 +102,17 @@ class _GroupedMix:
         self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None
     ) -> WeightedRows:
         return self.layer.mix(x, logits, out, normalizes=self.normalizes)
+
+    def of_norm(
+        self, residual: torch.Tensor, delta: torch.Tensor, norm: Norm, router: torch.Tensor
+    ) -> tuple[torch.Tensor, WeightedRows] | None:
+        """Mix the experts of a norm, as ExpertLayer.mix_norm; None: of too many tokens or experts.
+
+        router: FP16 [experts, K].
+        """
+        if not can_route_sums(len(residual), *router.shape):
+            return None
+        return self.layer.mix_norm(residual, delta, norm, router, normalizes=self.normalizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +227,4 @@ def builds_of_experts(architecture: DecoderArchitecture, label: str, m: int) -> 
         return ExpertWeights(fmt, nothing, nothing, k)
 
     gate_up, down = shaped(2 * experts.ffn, hidden), shaped(hidden, experts.ffn)
-    return layer_builds(fmt, default_configs(gate_up, down, m, experts.active))
+    return layer_builds(gate_up, down, m, experts.active)

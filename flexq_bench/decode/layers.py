@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.experts import Mix, PackedExperts
+from flexq_bench.decode.experts import GroupedMix, Mix, PackedExperts
 from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
-from flexq_bench.kernels.decoder import Destination, WeightedRows
+from flexq_bench.kernels.decoder import Destination, Norm, WeightedRows
 
 # The configuration for m tokens of a layer; None: the kernel's own heuristic.
 ChooseConfig = Callable[[LinearKernel, int, int, int], Config | None]
@@ -86,6 +86,23 @@ class Workspace:
         x = self.destination(router).packed.buffers["values"][: self.m, : experts.hidden]
         rows = self._mix(x, self.multiply(router), None if as_rows else self._mixed)
         return rows if as_rows and rows is not None else self._mixed
+
+    def mix_norm(
+        self,
+        router: PackedLinear,
+        experts: PackedExperts,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        norm: Norm,
+    ) -> tuple[torch.Tensor, WeightedRows] | None:
+        """The sum residual + delta FP16 [m, hidden], and what experts of its norm are to sum.
+
+        Both are valid until the next call. None: no kernel computes norm and router at once.
+        """
+        mix = self._mix = experts.mixing(self.m, self._mix)
+        if not isinstance(mix, GroupedMix):
+            return None
+        return mix.of_norm(residual, delta, norm, router.weights.buffers["values"])
 
     def output(self, linear: PackedLinear) -> torch.Tensor:
         """The buffer of a layer's last output, FP16 [m, N]."""

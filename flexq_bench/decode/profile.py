@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.decode.architecture import LAYERS
+from flexq_bench.kernels.cuda.grouped.layer import GROUPED, NORMED_ROUTE
 from flexq_bench.kernels.decoder.attention import ATTENTION
 from flexq_bench.kernels.decoder.cuda_operations import (
     ATTENTION_SUM,
@@ -70,12 +71,12 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
     """The part of the step of each kernel. Raises ValueError as `shares`."""
     qkv, out, widen, down = LAYERS[block]
     norms = 2 * layers + 1
-    if sum(name == NORM for name in names) != norms:
-        count = sum(name == NORM for name in names)
+    count = sum(name in (NORM, NORMED_ROUTE) for name in names)
+    if count != norms:
         raise ValueError(f"a step of {layers} layers has {norms} norms, the profile has {count}")
     parts, current, norm = [], EMBEDDING, 0
     for name in names:
-        if name == NORM:
+        if name in (NORM, NORMED_ROUTE):
             norm += 1
             parts.append("norm")
             current = HEAD if norm == norms else qkv if norm % 2 else widen
@@ -93,6 +94,8 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
             if name == PICK:
                 current = SAMPLING
             parts.append(current)
+            if name.startswith(GROUPED):
+                current = down
     return parts
 
 

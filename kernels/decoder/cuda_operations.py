@@ -75,6 +75,7 @@ class CudaOperations(PromptAttention):
 
     def __init__(self, split_tokens: int | None = None) -> None:
         self._split_tokens = split_tokens
+        self.routes_norms = split_tokens is None
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     adds_rows = True
@@ -135,9 +136,6 @@ class CudaOperations(PromptAttention):
         to: Destination,
         norms: HeadNorms | None = None,
     ) -> None:
-        if norms is not None and shape.head_dim % _WARP:
-            self.norm_heads(qkv, shape, norms)
-            norms = None
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
         units = row[0] * shape.kv_heads

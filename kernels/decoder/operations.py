@@ -74,9 +74,13 @@ class WeightedRows:
 
 
 class DecoderOperations(ABC):
-    """One implementation on one backend. adds_rows: norm takes WeightedRows, too."""
+    """One implementation on one backend.
 
-    adds_rows = False
+    adds_rows: norm takes WeightedRows, too. routes_norms: a norm's order of sums may depend on the
+    batch, so that a kernel of few tokens may compute it with the router of experts.
+    """
+
+    adds_rows = routes_norms = False
 
     @abstractmethod
     def norm(

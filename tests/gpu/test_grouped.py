@@ -260,6 +260,34 @@ def test_norm_adds_the_experts_that_the_router_chose(tokens, top_k, normalizes):
     torch.testing.assert_close(normed, normed_of_rows, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "k"), [(1, 128, 8, 2048), (5, 24, 3, 256), (8, 8, 2, 4096)]
+)
+def test_norm_and_router_in_one_kernel_choose_alike(tokens, experts, top_k, k, normalizes):
+    generator = torch.Generator(DEVICE).manual_seed(k)
+    (gate_up, _), (down, _) = drawn_layer(experts, k, 192, generator)
+    residual, delta = torch.randn(2, tokens, k, generator=generator, device=DEVICE).half()
+    router = (torch.randn(experts, k, generator=generator, device=DEVICE) / 8).half()
+    norm = Norm(torch.rand(k, generator=generator, device=DEVICE).half(), None, 1e-6)
+    packed = Fp16Gemm().empty_activation(tokens, k, DEVICE)
+    total = CudaOperations().norm(residual, delta, norm, Destination(Fp16Gemm(), packed, None))
+    x = packed.buffers["values"][:tokens, :k].contiguous()
+    logits = (x.float() @ router.float().T).half()
+    layer, fused = (ExpertLayer(gate_up, down, tokens, top_k) for _ in range(2))
+
+    expected = layer.mix(x, logits, None, normalizes=normalizes)
+    for _ in range(2):
+        of_kernel, rows = fused.mix_norm(residual, delta, norm, router, normalizes=normalizes)
+
+        assert torch.equal(of_kernel, total)
+        assert torch.equal(fused.sizes, layer.sizes)
+        assert torch.equal(rows.numbers, expected.numbers)
+        torch.testing.assert_close(rows.shares, expected.shares, rtol=2e-2, atol=1e-3)
+        error = (rows.rows.double() - expected.rows.double()).norm() / expected.rows.double().norm()
+        assert float(error) < 1e-2
+
+
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])
 def test_layer_of_experts_is_that_of_separate_linear_layers(tokens, top_k):
     generator = torch.Generator(DEVICE).manual_seed(tokens)

@@ -50,11 +50,10 @@ constexpr int STEP = TILES * TILE_POSITIONS;  // positions of a warp per iterati
 constexpr int LEAST_BLOCKS = GROUP_HEADS == 1 && HEAD_DIM <= 128 ? 3 : 2;
 constexpr int PARTS = WARPS + 1;  // of a block: its warps and the new token
 constexpr int MOST_SPLITS = 8;    // of a cluster
-constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
+// Complex numbers of a head; pairs of them, of a lane; heads that a warp rotates.
+constexpr int HALF = HEAD_DIM / 2, NUMBERS = (HALF / 2 + 31) / 32, HEADS_OF_WARP = (GROUP_HEADS + WARPS) / WARPS;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LOWEST = -3.0e38f;  // finite lower bound of scores
-constexpr int HEAD_WARPS = HEAD_DIM / 32;  // of the values of a head, with HEAD_NORMS
-static_assert(!HEAD_NORMS || HEAD_DIM % 32 == 0, "HEAD_NORMS needs HEAD_DIM divisible by 32: a warp adds squares of one head");
 static_assert(WARPS >= 4, "WARPS must be at least 4: two of them write the new token");
 
 // A head's partial sums of one block, sent to the block that finishes its unit: rank unit % splits.
@@ -75,9 +74,38 @@ struct Shared {
   uint32_t query[GROUP_HEADS][4][ROW];
   alignas(16) float new_token[2][HEAD_DIM];  // its key and value, as later steps read them from the cache
   half_bits key[HEAD_DIM];   // of the new token
-  float squares[HEAD_NORMS ? TURNED * WARPS : 1];  // sums of 32 values of queries and the new key
+  half_bits norms[HEAD_NORMS ? 2 : 1][HEAD_DIM];   // weights of queries and keys
   uint64_t mbarrier;         // of partial_heads
 };
+
+// The first of a lane's pair v of complex numbers.
+__device__ inline int first_number(int v) { return (v * 32 + static_cast<int>(threadIdx.x) % 32) * 2; }
+
+// Cosines and sines of two adjacent numbers.
+__device__ inline float4 load_angles(const float2* two) {
+  const uint4 bits = load_written(reinterpret_cast<const uint4*>(two));
+  return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+}
+
+// RMS norm of a head by a warp; `value` has both halves of a lane's numbers, zeros past the head.
+__device__ inline void normalize(float (&value)[NUMBERS][2][2], const half_bits* weights, float eps) {
+  float square = 0.0f;
+#pragma unroll
+  for (int v = 0; v < NUMBERS; ++v)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) square += value[v][i / 2][i % 2] * value[v][i / 2][i % 2];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) square += __shfl_xor_sync(EVERY, square, offset);
+  const float inverse = rsqrtf(square / HEAD_DIM + eps);
+#pragma unroll
+  for (int v = 0; v < NUMBERS; ++v)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = min(first_number(v), HALF - 2) + i % 2 + i / 2 * HALF;
+      float& of = value[v][i / 2][i % 2];
+      of = as_half(as_half(of * inverse) * half_to_float(weights[at]));
+    }
+}
 
 // Compute the scores of the new token, by one warp.
 __device__ inline void score_new_token(Shared& shared, float scale) {
@@ -209,72 +237,72 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
   const float2* angles = table + static_cast<long long>(position) * (HEAD_DIM / 2);
   const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
-  // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex number.
-  constexpr unsigned HALF = HEAD_DIM / 2;
-  const unsigned rotated_values = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
-  uint32_t raw[TURNED] = {}, raw_partner[TURNED] = {};
-  const half_bits *raw_at[TURNED], *partner_at[TURNED];
-  float2 angle[TURNED] = {};
+  float4 angle[NUMBERS] = {};
 #pragma unroll
-  for (int n = 0; n < TURNED; ++n) {
-    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    const unsigned first = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
-    raw_at[n] = row + first + i, partner_at[n] = row + first + (i < HALF ? i + HALF : i - HALF);
-    if (ROTARY && at < rotated_values) angle[n] = load_written(angles + i % HALF);
-  }
-  const uint4* new_value_at = reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane;
+  for (int v = 0; v < NUMBERS; ++v)
+    if (ROTARY && first_number(v) < HALF) angle[v] = load_angles(angles + first_number(v));
+#if HEAD_NORMS
+  for (int i = threadIdx.x; i < HEAD_DIM; i += THREADS)
+    shared.norms[0][i] = load_early(query_norm + i), shared.norms[1][i] = load_early(key_norm + i);
+  __syncthreads();
+#endif
   wait_for_previous_kernel();
 
-#pragma unroll
-  for (int n = 0; n < TURNED; ++n) {
-    if (threadIdx.x + n * THREADS >= rotated_values) continue;
-    raw[n] = load_written(raw_at[n]);
-    if constexpr (ROTARY) raw_partner[n] = load_written(partner_at[n]);
-  }
   uint4 new_token_value = {};
-  if (writes_values && lane < WRITERS) new_token_value = load_written(new_value_at);
-#if HEAD_NORMS
+  if (writes_values && lane < WRITERS)
+    new_token_value =
+        load_written(reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane);
+  // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex number. A warp
+  // turns whole heads, one after the other: a launch finds its instructions outside the SM's caches, so they are few.
+  const int turned = split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS;
+  uint32_t raw[HEADS_OF_WARP][NUMBERS][2];
 #pragma unroll
-  for (int n = 0; n < TURNED; ++n) {
-    const unsigned at = threadIdx.x + n * THREADS;
-    if (at >= rotated_values) continue;  // whole warps
-    const float value = half_to_float(static_cast<half_bits>(raw[n]));
-    float square = value * value;
+  for (int n = 0; n < HEADS_OF_WARP; ++n) {
+    const int head = n * WARPS + warp;
+    const half_bits* from = row + (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) square += __shfl_xor_sync(EVERY, square, offset);
-    if (lane == 0) shared.squares[at / 32] = square;
+    for (int v = 0; v < NUMBERS; ++v)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const bool is_needed = head < turned && first_number(v) < HALF;
+        const half_bits* at = from + h * HALF + first_number(v);
+        raw[n][v][h] = is_needed ? load_written(reinterpret_cast<const uint32_t*>(at)) : 0u;
+      }
   }
-  __syncthreads();
+#pragma unroll 1
+  for (int n = 0; n < HEADS_OF_WARP; ++n) {
+    const int head = n * WARPS + warp;
+    if (head >= turned) break;
+    float value[NUMBERS][2][2];
 #pragma unroll
-  for (int n = 0; n < TURNED; ++n) {
-    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    if (at >= rotated_values) continue;
-    const half_bits* weights_of = head < GROUP_HEADS ? query_norm : key_norm;
-    float square = 0.0f;
+    for (int v = 0; v < NUMBERS; ++v)
 #pragma unroll
-    for (int part = 0; part < HEAD_WARPS; ++part) square += shared.squares[head * HEAD_WARPS + part];
-    const float inverse = 1.0f / sqrtf(square / HEAD_DIM + eps);
-    const auto normalized = [&](uint32_t value, unsigned index) {
-      return float_to_half(as_half(half_to_float(static_cast<half_bits>(value)) * inverse) * half_to_float(weights_of[index]));
-    };
-    raw[n] = normalized(raw[n], i);
-    if constexpr (ROTARY) raw_partner[n] = normalized(raw_partner[n], i < HALF ? i + HALF : i - HALF);
-  }
-#endif
+      for (int h = 0; h < 2; ++h) {
+        uint32_t pair = raw[0][v][h];
 #pragma unroll
-  for (int n = 0; n < TURNED; ++n) {
-    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    if (at >= rotated_values) continue;
-    float value = half_to_float(static_cast<half_bits>(raw[n]));
-    if constexpr (ROTARY) {
-      const float partner = half_to_float(static_cast<half_bits>(raw_partner[n]));
-      value = as_half(value * angle[n].x + partner * (i < HALF ? -angle[n].y : angle[n].y));
-    }
-    if (head == GROUP_HEADS)
-      shared.key[i] = float_to_half(value);
-    else
-      reinterpret_cast<half_bits*>(shared.query[head])[key_index<ROW>(i)] =
-          float_to_half(value * (1.0f / code_factor(i)));
+        for (int other = 1; other < HEADS_OF_WARP; ++other)
+          if (n == other) pair = raw[other][v][h];
+        value[v][h][0] = half_to_float(static_cast<half_bits>(pair));
+        value[v][h][1] = half_to_float(static_cast<half_bits>(pair >> 16));
+      }
+    if constexpr (HEAD_NORMS) normalize(value, shared.norms[head < GROUP_HEADS ? 0 : 1], eps);
+#pragma unroll
+    for (int v = 0; v < NUMBERS; ++v)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int h = i / 2, e = i % 2, at = first_number(v) + e + h * HALF;
+        float turned_value = value[v][h][e];
+        if constexpr (ROTARY) {
+          const float cosine = e == 0 ? angle[v].x : angle[v].z, sine = e == 0 ? angle[v].y : angle[v].w;
+          turned_value = as_half(turned_value * cosine + value[v][1 - h][e] * (h == 0 ? -sine : sine));
+        }
+        if (first_number(v) >= HALF) continue;
+        if (head == GROUP_HEADS)
+          shared.key[at] = float_to_half(turned_value);
+        else
+          reinterpret_cast<half_bits*>(shared.query[head])[key_index<ROW>(at)] =
+              float_to_half(turned_value * (1.0f / code_factor(at)));
+      }
   }
   __syncthreads();
 

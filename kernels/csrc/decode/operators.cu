@@ -153,18 +153,33 @@ __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in,
 
 // What a norm adds to a token: the sum of its experts' rows, of this thread's vectors.
 __device__ __forceinline__ void sum_rows(uint2 (&delta)[VECTORS], const Inputs& in, int token, int first) {
+  constexpr int AT_ONCE = 8;  // experts whose rows are loaded together, after the numbers and shares of all
+  const int lane = threadIdx.x % 32, own = token * in.top_k + lane;
+  const uint32_t own_row = lane < in.top_k ? load_written(in.row_of + own) : 0u;
+  const float own_share = lane < in.top_k ? load_written(in.share + own) : 0.0f;
   float sum[VECTORS][WIDTH] = {};
-#pragma unroll 4
-  for (int j = 0; j < in.top_k; ++j) {
-    const int row = static_cast<int>(load_written(in.row_of + token * in.top_k + j));
-    const float weight = load_written(in.share + token * in.top_k + j);
+  for (int done = 0; done < in.top_k; done += AT_ONCE) {
+    uint2 rows[AT_ONCE][VECTORS];
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-      const int at = first + i * STRIDE;
-      float value[WIDTH];
-      widen(value, at < in.k ? load_pair(in.delta + static_cast<long long>(row) * in.k + at) : make_uint2(0u, 0u));
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const long long row = __shfl_sync(0xFFFFFFFFu, own_row, done + j);
 #pragma unroll
-      for (int e = 0; e < WIDTH; ++e) sum[i][e] = fmaf(weight, value[e], sum[i][e]);
+      for (int i = 0; i < VECTORS; ++i) {
+        const int at = first + i * STRIDE;
+        const bool is_inside = done + j < in.top_k && at < in.k;
+        rows[j][i] = is_inside ? load_pair(in.delta + row * in.k + at) : make_uint2(0u, 0u);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const float weight = __shfl_sync(0xFFFFFFFFu, own_share, done + j);
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i) {
+        float value[WIDTH];
+        widen(value, rows[j][i]);
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) sum[i][e] = fmaf(weight, value[e], sum[i][e]);
+      }
     }
   }
 #pragma unroll

@@ -12,8 +12,9 @@
 // of a block's work. SETS sets of BLOCK_TILES consumer warps take the groups in turn; a warp of a set multiplies one row tile
 // and all tokens. Sets reduce through shared memory. RESIDENT: blocks of an SM that must fit.
 //
-// Weights are requested before the previous kernel has ended, for the sizes that are in memory then. Once it has ended,
-// the sizes are read again: if they differ, the stages that were loaded are dropped.
+// Weights are requested before the previous kernel has ended, as soon as it has set `published` to `number`. If that is null,
+// for the sizes that are in memory then: once it has ended, they are read again, and if they differ, the stages that were
+// loaded are dropped.
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
             const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
             const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
-            int experts, int n, int k, int rows, int rows_apart, const unsigned char* x) {
+            int experts, int n, int k, int rows, int rows_apart, const unsigned char* x, const int* published, int number) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -194,6 +195,8 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   const Expert of(n, k);
   const auto route = [&] {
     if (warp == 0) {
+      while (published != nullptr && load_acquire(published) != number) {
+      }
       const int count = list_touched(touched, read, sizes, experts, rows_apart, rows, lane);
       if (lane == 0) state[0] = count;
     }
@@ -261,7 +264,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   wait_for_previous_kernel();
   bool differs = false;
 #pragma unroll 4
-  for (int e = lane; e < experts; e += 32) differs |= load_fresh(sizes + e) != read[e];
+  for (int e = lane; e < experts && published == nullptr; e += 32) differs |= load_fresh(sizes + e) != read[e];
   // Each warp finds out by itself, so that none waits for the producer's requests.
   const bool is_rerouted = __any_sync(0xFFFFFFFFu, differs);
   if (is_rerouted) {

@@ -124,6 +124,17 @@ __device__ inline int load_fresh(const int* global) {
   return v;
 }
 
+// Load of what store_release stored: everything that was written before it can be read.
+__device__ inline int load_acquire(const int* global) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(global) : "memory");
+  return v;
+}
+
+__device__ inline void store_release(int* global, int v) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(v) : "memory");
+}
+
 // Loads of constants; volatile, so that the compiler does not move them to their first use.
 __device__ inline half_bits load_early(const half_bits* global) {
   half_bits value;

@@ -36,7 +36,6 @@ _LEAST_MANY = 16  # tokens
 _TWO_BLOCKS, _THREE_BLOCKS, _FULL = (2, 1, 4, 2), (3, 1, 4, 3), (4, 1, 3, 3)
 _THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS = (2, 1, 4, 3), (4, 1, 4, 4)
 _ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_FOUR_BITS, _FULL, _FULL_OF_FOUR_BITS)
-_OF_LAYER = ((4, 1, 3, 2), _FULL)  # of a layer's first linear layer, and of its second
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -202,12 +201,12 @@ def layer_configs(
 ) -> tuple[GroupedConfig, GroupedConfig] | None:
     """Return the default configurations of both linear layers of a layer if they have few tokens.
 
-    Blocks of the first leave room for those of the second; None: each has its own default.
+    Their blocks fill SMs. None: each has its own default.
     """
     if fmt not in (SIX, FOUR) or rows / _touched(experts, rows, top_k) > _FEW_TOKENS:
         return None
-    first, second = (FewConfig(1, *choice) for choice in _OF_LAYER)
-    return with_most_stages(first, fmt, experts), with_most_stages(second, fmt, experts)
+    config = with_most_stages(FewConfig(1, *_FULL), fmt, experts)
+    return config, config
 
 
 def _touched(experts: int, rows: int, top_k: int) -> float:
@@ -240,12 +239,15 @@ def grouped_gemm(
     y: torch.Tensor,
     *,
     rows_apart: int = 0,
+    published: tuple[torch.Tensor | None, int] = (None, 0),
 ) -> None:
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
     x_codes: int8 [rows, K], scales FP32 [rows], of FLEXQ FP16 [rows, K/128]. chunks: of
     `pack_experts`, w_scales FP16 [experts, N]. sizes: int32 [experts]. y: FP16 or BF16 [rows, N].
     rows_apart: 0 if rows are contiguous. Weights are loaded before the previous kernel has ended.
+    published: int32 [1], and the number to which an earlier kernel that may still run sets it once
+    sizes are written; None: sizes are any kernel's.
     FP16 and BF16: x_codes are the values viewed as int8 [rows, 2 * K], without scales; y has their
     type.
     """
@@ -270,7 +272,7 @@ def grouped_gemm(
             k,
             len(x_codes),
             rows_apart,
-            *((x_codes,) if isinstance(config, FewConfig) else ()),
+            *((x_codes, *published) if isinstance(config, FewConfig) else ()),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,
