@@ -43,7 +43,10 @@ def test_base_install_runs_the_smoke_suite(base):
     lines = base("run", "smoke", "--backend", "cpu", "--db", "runs.sqlite", "--json", "-")
 
     records = [json.loads(line) for line in lines.splitlines()]
-    assert {record["status"] for record in records} <= {"ok", "noisy"}
+    # The largest weights do not fit every CPU's L2, so they are not hot.
+    unsupported = [record for record in records if record["status"] == "unsupported"]
+    assert all("do not fit the L2" in record["detail"] for record in unsupported)
+    assert {record["status"] for record in records} <= {"ok", "noisy", "unsupported"}
 
 
 def test_base_install_gates_a_commit(base, tmp_path, git):

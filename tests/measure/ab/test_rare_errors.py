@@ -106,7 +106,7 @@ def compared(request, tmp_path) -> Callable[[IsWrong, IsWrong], CaseComparison]:
 
 
 @in_other_numbers
-def test_error_that_base_has_on_the_same_inputs_is_no_regression(compared, offset):
+def test_error_of_base_on_the_same_inputs_is_no_regression(compared, offset):
     def both(number: int) -> bool:
         return number % 3 == offset
 
