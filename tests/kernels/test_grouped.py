@@ -190,9 +190,9 @@ def test_blocks_of_few_tokens_follow_the_rows_of_experts(fmt, tokens, n, blocks)
     assert configs_for(fmt, values)[0].as_dict()["blocks"] == blocks
 
 
-def test_blocks_of_a_layer_leave_room_for_its_second_half():
+def test_blocks_of_both_halves_of_a_layer_fill_multiprocessors():
     of_few = layer_configs(FOUR, 128, 64, 8)
 
-    assert [config.as_dict()["blocks"] for config in of_few] == [2, 3]
+    assert [config.as_dict()["blocks"] for config in of_few] == [3, 3]
     assert layer_configs(FOUR, 128, 128 * 16, 8) is None
     assert layer_configs(EIGHT, 128, 64, 8) is None
