@@ -29,7 +29,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 RULES = InterleaveRules(processes=5, placements=1, blocks=2, looks=1)
 IsWrong = Callable[[int], object]  # by a number that depends on all elements of the activations
 # The first inputs are those of the seed; whether the kernel is wrong there changes the course.
-in_other_numbers = pytest.mark.parametrize("offset", [0, 1])
+in_other_numbers = pytest.mark.parametrize("offset", [0, pytest.param(1, marks=pytest.mark.slow)])
 RUNNING = SimpleNamespace(is_wrong=None)
 
 
