@@ -39,16 +39,24 @@ _TURNS_PER_CHECK = 4
 Role = Literal["streamed", "fresh"]
 
 
-# From which inputs can be drawn again: of streamed and of fresh ones; for a check of a linear layer
-# the only one, or with the number of its inputs, twice.
-Seeds = tuple[int, ...]
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """What a judge's inputs can be drawn from again.
+
+    fresh, streamed: of these inputs of a turn; streamed None: fresh is of a whole check, which
+    draws its inputs itself. launch: number of one of the check's launches; None: all.
+    """
+
+    fresh: int
+    streamed: int | None = None
+    launch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """Inputs of a launch, as parts and as the reference takes them. wrong: an error found in them.
 
-    streamed: the same object until others are drawn. seeds: of streamed and fresh inputs.
+    streamed: the same object until others are drawn.
     """
 
     fresh: Parts
@@ -140,17 +148,17 @@ class JudgedLinear(JudgedWork):
         return self._given(self.streamed(), new_seed())
 
     def given(self, seeds: Seeds) -> Given:
-        if len(seeds) == 2:
-            of_weights, seed = seeds
-            return self._given(self._weights(of_weights), seed)
+        if seeds.streamed is not None:
+            return self._given(self._weights(seeds.streamed), seeds.fresh)
+        assert seeds.launch is not None  # a whole check has several inputs
         drawn: list[Given] = []
 
         def run(given: Given) -> Outputs:
             drawn.append(given)
             return {"out": torch.zeros(())}
 
-        self.repeat(seeds[:1], run)
-        return drawn[seeds[-1]]
+        self.repeat(Seeds(seeds.fresh), run)
+        return drawn[seeds.launch]
 
     def _given(self, streamed: Parts, seed: int) -> Given:
         gemm, kernel, device = self._case.gemm, self._kernel, self._device
@@ -160,7 +168,7 @@ class JudgedLinear(JudgedWork):
         if has_own_rule(kernel):
             w_real = real_weight(gemm.n, gemm.k, device, self._seed)
             wrong = own_quantization_error(kernel, inputs, w_real, derive_seed(seed, "own rule"))
-        return Given(linear_parts(inputs), streamed, inputs, (self._seed, seed), wrong)
+        return Given(linear_parts(inputs), streamed, inputs, Seeds(seed, self._seed), wrong)
 
     def is_checked(self) -> bool:
         return True
@@ -169,7 +177,7 @@ class JudgedLinear(JudgedWork):
         """Compare elements that no worker can predict."""
         gemm, inputs = self._case.gemm, given.inputs
         rows, columns = (
-            self._chosen(count, most, derive_seed(given.seeds[-1], what))
+            self._chosen(count, most, derive_seed(given.seeds.fresh, what))
             for what, count, most in zip(
                 ("rows", "columns"), (gemm.m, gemm.n), self._elements, strict=True
             )
@@ -180,11 +188,11 @@ class JudgedLinear(JudgedWork):
         return judge_error(outputs["out"][rows][:, columns], reference, self._tolerance)
 
     def check(self, run: Run) -> tuple[CheckResult, Seeds]:
-        seeds = (new_seed(),)
+        seeds = Seeds(new_seed())
         return self.repeat(seeds, run), seeds
 
     def repeat(self, seeds: Seeds, run: Run) -> CheckResult:
-        if len(seeds) > 1:
+        if seeds != Seeds(seeds.fresh):
             given = self.given(seeds)
             found = CheckResult(None, None, given.wrong)
             return found if given.wrong else self.judge(given, run(given))
@@ -192,12 +200,11 @@ class JudgedLinear(JudgedWork):
         numbers = count()
 
         def launched(inputs: LinearInputs, out: torch.Tensor) -> None:
-            number = next(numbers)
-            of_one = seeds[0], number, number
+            of_one = Seeds(seeds.fresh, launch=next(numbers))
             out.copy_(run(Given(linear_parts(inputs), {WEIGHT: inputs.w}, inputs, of_one))["out"])
 
         bound = BoundKernel(self._kernel, self._kernel.spec, self._case, self._device)
-        return check_linear(bound, launched, seed=seeds[0], tolerance=self._tolerance)
+        return check_linear(bound, launched, seed=seeds.fresh, tolerance=self._tolerance)
 
     def _chosen(self, count: int, most: int, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -282,21 +289,22 @@ class JudgedOperation(JudgedWork):
             self._seed = new_seed()
             self._streamed = self._reference.draw("streamed", self._seed)
             self._is_first = True
-        return self._given(self._streamed, (self._seed, new_seed()))
+        return self._given(self._streamed, Seeds(new_seed(), self._seed))
 
     def given(self, seeds: Seeds) -> Given:
-        return self._given(self._reference.draw("streamed", seeds[0]), seeds)
+        assert seeds.streamed is not None  # checks are turns
+        return self._given(self._reference.draw("streamed", seeds.streamed), seeds)
 
     def _given(self, streamed: Parts, seeds: Seeds) -> Given:
-        return Given(self._reference.draw("fresh", seeds[1]), streamed, None, seeds)
+        return Given(self._reference.draw("fresh", seeds.fresh), streamed, None, seeds)
 
     def is_checked(self) -> bool:
         checked, self._is_first = self._is_first, False
         return checked or secrets.randbelow(_TURNS_PER_CHECK) == 0
 
     def judge(self, given: Given, outputs: Outputs) -> CheckResult:
-        streamed, fresh = given.seeds
-        return self._reference.judge(streamed, fresh, outputs)
+        assert given.seeds.streamed is not None  # checks are turns
+        return self._reference.judge(given.seeds.streamed, given.seeds.fresh, outputs)
 
     def check(self, run: Run) -> tuple[CheckResult, Seeds]:
         self.forget()

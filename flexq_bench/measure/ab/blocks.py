@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from flexq_bench.measure.judged_kernel import Worker
+from flexq_bench.measure.judged_work import Seeds
 from flexq_bench.measure.sampling import location
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
@@ -91,13 +92,13 @@ class FailedInputs:
 
     secret: of the worker; placement: its index. None: the inputs of the check before any placement.
     launch: indices of the worker's own inputs of one launch; None: not known. seeds: of a judge's
-    inputs; empty: they were the worker's own.
+    inputs; None: they were the worker's own.
     """
 
     secret: int | None = None
     placement: int | None = None
     launch: tuple[int, int] | None = None
-    seeds: tuple[int, ...] = ()
+    seeds: Seeds | None = None
 
 
 @dataclass
@@ -496,7 +497,7 @@ def run_again(
             for _ in range(turns):
                 if not side.wrong:
                     side.turn_again(worker, failed)
-            side.begin_leave(worker, inspect=not failed.seeds and failed.launch is None)
+            side.begin_leave(worker, inspect=failed.seeds is None and failed.launch is None)
             side.end_leave(worker)
             if side.wrong:
                 return

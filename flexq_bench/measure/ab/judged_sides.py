@@ -188,11 +188,11 @@ class JudgedSide(CaseSide):
         self.note(wrong)  # an error that is not of a result
 
     def turn_again(self, worker: Worker, failed: FailedInputs) -> None:
-        if failed.seeds and failed.launch is None:
+        if failed.seeds is not None and failed.launch is None:
             found = self.kernel.repeat(failed.seeds)
             self.note(found.detail, failed, found.max_rel_error)
             return
-        if failed.seeds:
+        if failed.seeds is not None:
             self.kernel.give_again(failed.seeds)
         super().turn_again(worker, failed)
 
