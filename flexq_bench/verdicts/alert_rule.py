@@ -158,6 +158,9 @@ CONFIDENCE = 0.99  # of each one-sided bound
 FALSE_DISCOVERY_RATE = 0.015  # across the comparisons of a night
 SHARE_SIGNIFICANCE = 1e-3  # of a change of the number of processes at the slower of two speeds
 RATE_OF_ONE_LOOK = FALSE_DISCOVERY_RATE / LOOKS
+# On CPUs a p-value counts so many times. Pairs of processes scatter there by more than what gates
+# accept, so that what chance may find is beyond these limits, too; on a GPU it hardly is.
+CPU_P_FACTOR = 10.0
 
 
 def smallest_change(noise_floor: float) -> float:
@@ -183,7 +186,7 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # The name under which verdicts are stored. Raise the version with every change that can give the
 # same evidence another verdict.
 DETECTOR = "interleaved"
-DETECTOR_VERSION = 7
+DETECTOR_VERSION = 8
 RULE = (
     "slower or faster if the change is at least the smallest that counts and the 99 % "
     "bounds exclude no change, with a limited rate of false verdicts among the comparisons of a "
@@ -193,6 +196,7 @@ PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,
     "false_discovery_rate": RATE_OF_ONE_LOOK,
+    "cpu_p_factor": CPU_P_FACTOR,
     "clock_tolerance": CLOCK_TOLERANCE,
     "max_cpu_wait": MAX_CPU_WAIT,
     "fewest_blocks": FEWEST_BLOCKS,

@@ -16,6 +16,7 @@ from flexq_bench.stats.log_series import Floats
 from flexq_bench.verdicts.alert_rule import (
     CLOCK_TOLERANCE,
     CONFIDENCE,
+    CPU_P_FACTOR,
     FALSE_DISCOVERY_RATE,
     FAR_GAPS,
     FEWEST_BLOCKS,
@@ -64,7 +65,8 @@ class Confirmation:
     """A verdict and the numbers behind it.
 
     log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds. p_value:
-    two-sided, of no change. smallest_change: ln, the limit that had to be exceeded.
+    two-sided, of no change; on CPUs CPU_P_FACTOR times that. smallest_change: ln, the limit that
+    had to be exceeded.
     limited_by_clocks: ambiguous because of different clocks, so more placements do not help.
     is_clear: slower or faster, with both bounds beyond the smallest change, and every placement of
     one side slower than all of the other's, so two speeds of processes hardly explain it. is_far:
@@ -179,6 +181,8 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
     judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
     confirmed = judge(blocks, smallest_change(comparison.noise_floor), confidence)
+    if comparison.cpu_wait > 0:
+        confirmed = replace(confirmed, p_value=min(1.0, CPU_P_FACTOR * confirmed.p_value))
     if comparison.same_code and confirmed.verdict is Verdict.AMBIGUOUS:
         return replace(confirmed, verdict=Verdict.SAME, reason=f"{SAME_CODE}; {confirmed.reason}")
     if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):

@@ -67,6 +67,18 @@ def test_unclear_change_beside_busy_processes_is_ambiguous(cpu_wait, verdict):
     assert confirm(clear).verdict is Verdict.SLOWER
 
 
+def test_change_on_cpus_needs_a_smaller_p_value():
+    unclear = blocks(0.015, placements=12, offset=0.01)
+    on_gpu, on_cpu = (confirm(replace(unclear, cpu_wait=wait)) for wait in (0.0, 0.01))
+    rate = 3 * on_gpu.p_value
+
+    (of_gpu,) = confirm_together([on_gpu], rate=rate)
+    (of_cpu,) = confirm_together([on_cpu], rate=rate)
+
+    assert (of_gpu.verdict, of_cpu.verdict) == (Verdict.SLOWER, Verdict.AMBIGUOUS)
+    assert of_cpu.p_value == pytest.approx(10 * of_gpu.p_value)
+
+
 def test_overlapping_sides_are_not_clear():
     comparison = blocks(0.03, placements=7, offset=0.001)
     drift = np.exp(0.01 * np.asarray(comparison.placement))
