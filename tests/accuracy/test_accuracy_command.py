@@ -148,6 +148,7 @@ def test_call_without_text_or_task_is_refused(accuracy):
     assert "evaluate on what? Give --data FILE, --tasks NAMES, or both" in ran.error
 
 
+@pytest.mark.slow
 def test_resumed_run_repeats_failed_units(accuracy, stored, monkeypatch):
     uniform = evaluating.resolve("w6a6").__class__
     real = uniform.quantize

@@ -244,7 +244,7 @@ def test_checkpoint_with_damaged_bytes_fails_and_is_stored(gate, checkpoint, tmp
     assert outcomes == {"model": "fail", "perplexity of heldout": "not judged"}
 
 
-@pytest.mark.parametrize("through", ["reference", "kernels"])
+@pytest.mark.parametrize("through", ["reference", pytest.param("kernels", marks=pytest.mark.slow)])
 def test_damaged_layer_with_valid_hash_fails(gate, checkpoint, damaged, through):
     folder = damaged(checkpoint, lambda w: replace(w, values=w.values.flip(1).contiguous()))
     judged = ("--checkpoint", str(folder), "--through", through)

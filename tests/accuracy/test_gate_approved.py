@@ -101,6 +101,7 @@ def test_approved_checkpoint_passes_and_damaged_copy_fails(gate, calibrated, app
     assert code == ExitCode.REGRESSION, report["checks"]
 
 
+@pytest.mark.slow
 def test_checkpoint_with_other_formats_is_not_judged_by_an_approval(gate, approved, checkpoint):
     code, report = gate(checkpoint, "--approved", approved)
     assert code == ExitCode.MISSING

@@ -134,6 +134,7 @@ def test_damaged_scale_of_the_cache_fails(gate, tiny_llama, external, factor, ou
     assert (code == ExitCode.PASS) is (outcome == "pass"), checks
 
 
+@pytest.mark.slow
 def test_shifted_scales_fail_without_the_own_section(gate, tiny_llama, checkpoint, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(checkpoint, folder)

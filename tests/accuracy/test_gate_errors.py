@@ -25,6 +25,7 @@ def options_of(tiny_llama, **given):
     return Namespace(model=str(tiny_llama), **common, **given)
 
 
+@pytest.mark.slow
 def test_equal_models_pass_with_any_number_of_segments_together(
     tiny_llama, gate_errors, monkeypatch
 ):

@@ -160,6 +160,7 @@ def test_text_of_the_policy_without_file_is_not_judged(gate, weights):
     assert "chat template" in chat["reason"]
 
 
+@pytest.mark.slow
 def test_policy_allows_that_a_text_is_not_judged(gate, weights):
     limits = 'allow_not_judged = ["* of chat"]\n[[perplexity]]\ntext = ["chat", "code"]\n'
     assert gate(weights, HEAD + limits)[0].code == ExitCode.PASS

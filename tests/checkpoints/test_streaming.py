@@ -77,6 +77,7 @@ with freed_at_once(torch.device("cpu")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap of glibc")
 def test_memory_freed_between_tensors_is_returned():
     ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)

@@ -148,6 +148,7 @@ def test_series_that_differs_from_the_device_change_is_a_step():
     assert steps_beside_others(few) == {}
 
 
+@pytest.mark.slow
 def test_step_besides_a_device_change_stays_stored(measured, database, sha):
     rng = np.random.default_rng(2)
     seen = []

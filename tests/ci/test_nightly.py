@@ -260,6 +260,7 @@ class Aging(Creeping):
         return MadePool.compare_now(self, gpu, base, head, cases)
 
 
+@pytest.mark.slow
 def test_creeping_machine_is_compared_with_the_release_once(
     a_night, database, commits, sha, compared
 ):

@@ -220,7 +220,11 @@ FINALIZED = "class Gone:\n  def __del__(self):\n    stop()\nGone()\ntime.sleep(9
 
 @pytest.mark.parametrize(
     ("module", "does"),
-    [("typer", "stop(); time.sleep(9)"), ("torch", RETOLD), ("torch", FINALIZED)],
+    [
+        ("typer", "stop(); time.sleep(9)"),
+        pytest.param("torch", RETOLD, marks=pytest.mark.slow),
+        ("torch", FINALIZED),
+    ],
     ids=["at the start", "told as another error", "in a finalizer"],
 )
 def test_ctrl_c_during_imports_prints_no_traceback(tmp_path, module, does):

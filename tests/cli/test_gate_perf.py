@@ -299,7 +299,11 @@ def at_start(tmp_path, git) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 # Servers and the judge import as long: one after the other, a start takes twice as long.
-@pytest.mark.parametrize("arguments", [GATE, BISECTION], ids=["gate", "bisection"])
+@pytest.mark.parametrize(
+    "arguments",
+    [GATE, pytest.param(BISECTION, marks=pytest.mark.slow)],
+    ids=["gate", "bisection"],
+)
 def test_servers_start_before_the_judge_imports_torch(at_start, arguments):
     imported = 'print("imported:", sys.modules.keys() & {"torch", "numpy"}, flush=True)'
 

@@ -108,7 +108,7 @@ def test_broken_build_has_its_exit_code(cli, acme):
 @pytest.mark.parametrize(
     ("good", "bad", "suspect"),
     [
-        ("slower~10", "fast-again~1", "slower"),
+        pytest.param("slower~10", "fast-again~1", "slower", marks=pytest.mark.slow),
         # Across a wrong result, which has no speed, and a build that breaks.
         ("fast-again", "main", "slightly-slower"),
     ],

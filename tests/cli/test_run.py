@@ -147,6 +147,7 @@ def test_wrong_kernel_is_regression_and_others_are_measured(cli, monkeypatch):
     assert "NO" in ran.err
 
 
+@pytest.mark.slow
 def test_sweep_measures_every_combination_and_its_floors(cli):
     ran = cli(
         "sweep", "--kernels", "cublaslt-w*", "--m", "1,3", "--n", "64", "--k", "96,1", "--json", "-"

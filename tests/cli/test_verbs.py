@@ -31,8 +31,11 @@ def test_summary_of_each_verb_begins_its_help(group):
     ("arguments", "absent"),
     [
         (["--help"], (*HEAVY, "flexq_bench.db.tables", "numpy")),
-        (["list", "models"], (*HEAVY, "flexq_bench.db.tables", "numpy")),
-        (["list", "runs"], HEAVY),
+        pytest.param(
+            *(["list", "models"], (*HEAVY, "flexq_bench.db.tables", "numpy")),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["list", "runs"], HEAVY, marks=pytest.mark.slow),
         (["status"], HEAVY),
     ],
 )

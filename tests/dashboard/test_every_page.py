@@ -195,6 +195,7 @@ SLOW = {
     *("one value", "zeros", "huge outliers", "a deleted branch", "two projects", "200 projects"),
     *("names in any script", "scores only", "accuracy gates only", "served models"),
     *("CPU nights", "one run", "one sweep", "nothing accepted", "decodes only"),
+    *("counts", "own kernels only", "imports judged without alerts"),
 }
 MARKED = [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS]
 

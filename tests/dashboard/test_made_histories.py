@@ -212,6 +212,7 @@ def coverage(seeds: range) -> dict[str, float]:
     return {kind: float(np.mean(of_kind)) for kind, of_kind in hits_by_kind.items()}
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_in_a_few_histories():
     assert {kind: c for kind, c in coverage(range(40)).items() if c < 0.9} == {}
 

@@ -36,7 +36,7 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
-@pytest.mark.parametrize("add", ["one_by_one", "at_once"])
+@pytest.mark.parametrize("add", ["one_by_one", pytest.param("at_once", marks=pytest.mark.slow)])
 def test_two_processes_add_the_same_series_concurrently(make_url, tmp_path, build, add):
     shapes = range(1, 26)
     # One goes up, one goes down: with row locks alone they would wait for each other in a circle.

@@ -99,6 +99,7 @@ def test_checkout_imports_hugging_face_kernels(hugging_face):
     assert Path(printed.strip()).parent == hugging_face / "kernels"
 
 
+@pytest.mark.slow
 def test_checkout_runs_beside_hugging_face_kernels(hugging_face):
     version = (sys.executable, "-m", "flexq_bench", "--version")
     tests = (sys.executable, "-m", "pytest", "-q", "tests/workloads/test_case.py")

@@ -135,7 +135,10 @@ def test_a_kernel_runs_on_its_tensor_core(label, function, instruction, target):
         assert counts["LDGSTS"] >= 3  # the cp.async pipeline
 
 
-@pytest.mark.parametrize("target", COMPILED_ONLY)
+@pytest.mark.parametrize(
+    "target",
+    [COMPILED_ONLY[0], *(pytest.param(t, marks=pytest.mark.slow) for t in COMPILED_ONLY[1:])],
+)
 def test_binary_mma_is_emulated_on_blackwell(target):
     largest = {build.source: build for build in largest_builds(target)}
     found = {}
@@ -184,7 +187,13 @@ def test_warpgroup_mmas_are_issued_without_waiting(label, some):
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
 
 
-@pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8", "atom-w4a4"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *(pytest.param(f"flexq-imma-{bits}", marks=pytest.mark.slow) for bits in ("w6a6", "w6a8")),
+        "atom-w4a4",
+    ],
+)
 def test_sums_of_two_scales_are_floats_without_a_conversion(label):
     builds = [
         b for b in resolve(label, "cuda").builds() if b.source == "imma/group_gemm_persistent.cu"

@@ -67,6 +67,7 @@ def test_no_number_of_tokens_loses_much_at_untimed_shapes(untuned_loss):
     assert statistics.mean(means.values()) < 0.0095
 
 
+@pytest.mark.slow
 def test_report_has_a_line_per_number_of_tokens(untuned_loss):
     _, _, *lines = untuned_loss.report_rows(["w4a16"])
     tables = untuned_loss.own_configs("w4a16")[1].tables

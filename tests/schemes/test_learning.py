@@ -228,7 +228,9 @@ def test_asymmetric_range_is_clipped_at_both_ends():
     assert shares.grad[0, 0, 1] == pytest.approx(2.0, rel=0.1)  # of the largest value, 2
 
 
-@pytest.mark.parametrize("name", ["omniquant-w3a8", "abq-w3a8"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("omniquant-w3a8", marks=pytest.mark.slow), "abq-w3a8"]
+)
 def test_zero_points_are_trained_as_they_are_rounded(name, tiny_llama, calibration, trained):
     """Weights far from symmetric, which is what zero points are for."""
     codes = {}

@@ -274,6 +274,7 @@ def made_blocks(power, *, sigma=0.01, placements=24):
     return power.Measured(power.TABLE, placed)
 
 
+@pytest.mark.slow
 def test_delay_of_3_percent_is_found_in_resampled_gates(power):
     measured = made_blocks(power)
 

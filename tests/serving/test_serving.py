@@ -21,7 +21,9 @@ def ids_of(answer):
     return [int(name.removeprefix("token_id:")) for name in answer.choices[0].logprobs.tokens]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    "prompt", [PROMPTS[0], *(pytest.param(p, marks=pytest.mark.slow) for p in PROMPTS[1:])]
+)
 def test_greedy_tokens_equal_those_of_decode(served, greedy, prompt):
     ids = served.vocabulary.tokens(prompt)
     extra = {"return_tokens_as_token_ids": True, "ignore_eos": True}

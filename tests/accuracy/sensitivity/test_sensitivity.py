@@ -81,6 +81,7 @@ def test_the_verb_writes_json_and_a_figure(sensitivity, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_verb_prints_tables_for_people(sensitivity):
     ran = sensitivity(
         *("--max-tokens", "510", "--bits", "w4a4", "--a8-budget", "0.25"),
