@@ -36,13 +36,16 @@
 #ifndef SHARED_X
 #define SHARED_X 0
 #endif
-#include "common/k_split.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/synchronization.cuh"
 #include "weight_only/layout.cuh"
+#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
+#error "thread block clusters need compute capability 9.0"
+#endif
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
@@ -72,6 +75,12 @@ constexpr int X_POINTERS = SHARED_X ? (OWN_PIECES + X_VECTORS - 1) / X_VECTORS :
 static_assert(!SHARED_X || BY_VECTOR, "SHARED_X needs blocks of codes below 8 bits");
 static_assert(OWN_PIECES * ROW_GROUPS == X_PIECES, "ROW_GROUPS must divide the pieces of activations");
 static_assert(!SHARED_X || ROW_GROUPS == 1 || K_WARPS < 16, "a block has 16 barriers");
+
+// Fragments of sums of a block's output; each block of a cluster stores its own share.
+constexpr int FRAGMENTS = BLOCK_TILES * COL_TILES * 32, OWN_WARPS = (FRAGMENTS / 32 + K_SPLIT - 1) / K_SPLIT;
+constexpr int OWN_FRAGMENTS = OWN_WARPS * 32;
+constexpr int RING_BYTES = STAGES * (WARPS * STAGE_BYTES + K_WARPS * X_PIECES * PIECE_BYTES);
+constexpr int SUM_BYTES = K_WARPS * FRAGMENTS * 16;  // where the ring was
 
 struct Operands {
   const unsigned char* w;
@@ -234,6 +243,44 @@ __device__ inline void multiply_block(float (&total)[COL_TILES][4], const Weight
     }
 }
 
+__device__ inline float4 added(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+#if K_SPLIT > 1
+// Sums of a block's own fragments from the other blocks of its cluster, by rank; after the ring in shared memory.
+struct Received {
+  float4 sums[K_SPLIT - 1][OWN_FRAGMENTS];
+  uint64_t mbarrier;
+
+  // Executed by all threads. Other blocks may send after cluster_wait.
+  __device__ inline void expect(int rank) {
+    const int own = min(OWN_FRAGMENTS, max(FRAGMENTS - rank * OWN_FRAGMENTS, 0));
+    if (threadIdx.x == 0) {
+      mbarrier_init_for_cluster(shared_address(&mbarrier));
+      mbarrier_arrive_expect_tx(shared_address(&mbarrier), (K_SPLIT - 1) * own * 16);
+    }
+    __syncwarp();
+    cluster_arrive();
+  }
+
+  __device__ inline void send(const float4& sum, int fragment, int rank) const {
+    const int owner = fragment / OWN_FRAGMENTS;
+    const float4* to = &sums[rank - (rank > owner)][fragment % OWN_FRAGMENTS];
+    store_async(map_shared_rank(shared_address(to), owner), sum, map_shared_rank(shared_address(&mbarrier), owner));
+  }
+
+  __device__ inline float4 total(const float4& own, int fragment, int rank) const {
+    mbarrier_wait_first_phase(shared_address(&mbarrier));
+    float4 total = {};
+#pragma unroll
+    for (int from = 0; from < K_SPLIT; ++from)
+      total = added(total, from == rank ? own : sums[from - (from > rank)][fragment % OWN_FRAGMENTS]);
+    return total;
+  }
+};
+#endif
+
 // Scale and bias of a row's outputs.
 struct Row {
   uint32_t scale = 0;  // bits of a half, of a float if FLOAT_ROWS
@@ -310,6 +357,10 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   };
 
   if constexpr (!LATE) let_next_kernel_start();
+#if K_SPLIT > 1
+  Received& received = *reinterpret_cast<Received*>(shared + max(RING_BYTES, SUM_BYTES));
+  received.expect(rank);
+#endif
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = first_step + s * STRIDE;
@@ -328,17 +379,16 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 
   // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
   // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
-  constexpr int FRAGMENTS = BLOCK_TILES * COL_TILES * 32, THREADS = WARPS * K_SPLIT * 32;
-  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && FRAGMENTS <= THREADS;
-  const int of_cluster = rank * WARPS + warp;
+  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && OWN_WARPS <= WARPS;
+  const int own_warp = rank * OWN_WARPS + warp;  // the first whose fragments the warp stores
   [[maybe_unused]] Row rows[2];
   [[maybe_unused]] float token_scales[2];
   if constexpr (SCALES_AHEAD) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row_tile = first_tile + of_cluster / COL_TILES;
+      const int row_tile = first_tile + own_warp / COL_TILES;
       rows[half] = load_row(sw, bias, row_tile * MMA_ROWS + lane / 4 + half * 8, n);
-      const int token = op.first_token + of_cluster % COL_TILES * MMA_TOKENS + lane % 4 * 2 + half;
+      const int token = op.first_token + own_warp % COL_TILES * MMA_TOKENS + lane % 4 * 2 + half;
       token_scales[half] = token_scale(sx, token, m);
     }
   }
@@ -437,14 +487,24 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       const int tile = warp % ROW_GROUPS * ROW_TILES + r;
       red[warp / ROW_GROUPS * FRAGMENTS + (tile * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
     }
-  sync_k_split();
-  for (int fragment = of_cluster * 32 + lane; fragment < FRAGMENTS; fragment += THREADS) {
+  __syncthreads();
+  const auto sum_of_warps = [&](int fragment) {
     float4 sum = {};
-#pragma unroll
-    for (int from = 0; from < STRIDE; ++from) {
-      const float4 part = partial_sums_of(red + from % K_WARPS * FRAGMENTS + fragment, from / K_WARPS);
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-    }
+#pragma unroll (K_SPLIT > 1 ? 4 : K_WARPS)
+    for (int from = 0; from < K_WARPS; ++from) sum = added(sum, red[from * FRAGMENTS + fragment]);
+    return sum;
+  };
+#if K_SPLIT > 1
+  cluster_wait();
+  for (int fragment = threadIdx.x; fragment < FRAGMENTS; fragment += WARPS * 32)
+    if (fragment / OWN_FRAGMENTS != rank) received.send(sum_of_warps(fragment), fragment, rank);
+#endif
+  const int end = min((rank + 1) * OWN_FRAGMENTS, FRAGMENTS);
+  for (int fragment = own_warp * 32 + lane; fragment < end; fragment += WARPS * 32) {
+    float4 sum = sum_of_warps(fragment);
+#if K_SPLIT > 1
+    sum = received.total(sum, fragment, rank);
+#endif
     const int fragment_lane = fragment % 32, j = fragment / 32 % COL_TILES, r = fragment / 32 / COL_TILES;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
@@ -461,5 +521,4 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       }
     }
   }
-  if constexpr (K_SPLIT > 1) sync_k_split();  // a block may exit once no other reads its shared memory
 }

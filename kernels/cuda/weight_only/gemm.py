@@ -376,7 +376,11 @@ class WeightOnlyGemm(HalfActivationKernel):
         tile = MMA_ROWS * STEP_K * self.stored_bits // 8 + self.block_bytes
         reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
         activations = c.shared_x * c.warps // c.row_groups * c.col_tiles * _STEP_BYTES
-        return max(reduction, c.stages * (c.warps * c.row_tiles * tile + activations))
+        ring = c.stages * (c.warps * c.row_tiles * tile + activations)
+        # Of the other blocks of a cluster: sums of the fragments that this one stores, an mbarrier.
+        fragments = -(-c.row_tiles * c.row_groups * c.col_tiles // c.k_split) * _FRAGMENT_BYTES
+        received = (c.k_split - 1) * fragments + 16 if c.k_split > 1 else 0
+        return max(reduction, ring) + received
 
 
 def tiles_for(m: int) -> int:
