@@ -41,7 +41,7 @@ Role = Literal["streamed", "fresh"]
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """What a judge's inputs can be drawn from again.
+    """Seeds with which a judge's inputs are drawn again.
 
     fresh, streamed: of these inputs of a turn; streamed None: fresh is of a whole check, which
     draws its inputs itself. launch: number of one of the check's launches; None: all.
