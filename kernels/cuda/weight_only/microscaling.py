@@ -79,7 +79,8 @@ _OF_LONG_K = (
 )
 _BY_TILES = (
     *((0.8, _FEW_ROWS), (1.6, _SHORT), (2.6, _PAIRED), (4.5, _USUAL)),
-    *((9.0, _SPLIT[3, 8]), (math.inf, _MANY_ROWS)),
+    # GPUs without clusters take the next of them.
+    *((9.0, _SPLIT[3, 8]), (9.0, _USUAL), (math.inf, _MANY_ROWS)),
 )
 
 
