@@ -51,6 +51,11 @@ class Seeds:
     streamed: int | None = None
     launch: int | None = None
 
+    @property
+    def of_whole_check(self) -> bool:
+        """Return True if no single launch has these inputs."""
+        return self.streamed is None and self.launch is None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
@@ -192,7 +197,7 @@ class JudgedLinear(JudgedWork):
         return self.repeat(seeds, run), seeds
 
     def repeat(self, seeds: Seeds, run: Run) -> CheckResult:
-        if seeds != Seeds(seeds.fresh):
+        if not seeds.of_whole_check:
             given = self.given(seeds)
             found = CheckResult(None, None, given.wrong)
             return found if given.wrong else self.judge(given, run(given))

@@ -66,12 +66,11 @@ class Confirmation:
 
     log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds. p_value:
     two-sided, of no change; on CPUs CPU_P_FACTOR times that. smallest_change: ln, the limit that
-    had to be exceeded.
-    limited_by_clocks: ambiguous because of different clocks, so more placements do not help.
-    is_clear: slower or faster, with both bounds beyond the smallest change, and every placement of
-    one side slower than all of the other's, so two speeds of processes hardly explain it. is_far:
-    the gap between the sides is FAR_GAPS times as wide as either. All numbers are NaN if nothing
-    was judged.
+    had to be exceeded. limited_by_clocks: ambiguous because of different clocks, so more placements
+    do not help. is_clear: slower or faster, with both bounds beyond the smallest change, and every
+    placement of one side slower than all of the other's, so two speeds of processes hardly explain
+    it. is_far: the gap between the sides is FAR_GAPS times as wide as either. All numbers are NaN
+    if nothing was judged.
     """
 
     verdict: Verdict
