@@ -35,20 +35,29 @@
 #error "define COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE, AHEAD, EARLY and RESIDENT"
 #endif
 #include "common/k_split.cuh"
+// Up to 8 tokens of 6 bits: pointers advance with each load, so that little is computed for one, above all after the
+// wait for the previous kernel. Configurations for others were timed without. Where activations come one step early, it
+// takes too many registers: fewer blocks fit an SM.
+#define ADVANCES (COL_TILES == 1 && W_BITS == 6 && AHEAD > 1)
+// The sums of a group are multiplied by its scale, not its weights, which takes fewer instructions.
+#define SCALES_SUMS (ADVANCES && DUAL_GRAINED)
 constexpr bool WIDENS_EARLY = EARLY >= 2, FILLS_RING = EARLY >= 3;
 constexpr int FIRST_STEPS = FILLS_RING ? 2 : WIDENS_EARLY ? 1 : 0;  // of a warp that differ from later ones
+constexpr int STRIDE = WARPS * K_SPLIT;  // from one step of a warp to its next
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 static_assert(!FILLS_RING || !LATE, "EARLY 3 needs LATE 0: it requests weights before the next kernel may start");
 static_assert(!WIDENS_EARLY || !INT4_MMA, "EARLY 2 and 3 need INT4_MMA 0, which has no widened weights");
 
+// Pointers are to the first element, or with ADVANCES to what this lane loads next in the first row tile.
 struct Operands {
   const unsigned char* w;
   const uint32_t* sw;
   const int8_t* x;
   const float* sx;
   int m, m_padded, groups, steps, row_tiles, first_tile, first_token, lane;
+  int row_steps[ROW_TILES];  // with ADVANCES: from the first row tile
 };
 
 __device__ inline long long tile_at(const Operands& op, int r, int step) {
@@ -56,15 +65,18 @@ __device__ inline long long tile_at(const Operands& op, int r, int step) {
   return static_cast<long long>(row_tile) * op.steps + step;
 }
 
-__device__ inline void load_stage(const Operands& op, uint32_t stage, int step, uint64_t policy) {
+// stage: with ADVANCES of this lane.
+__device__ inline void load_stage(Operands& op, uint32_t stage, int step, uint64_t policy) {
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r) {
-    const unsigned char* tile = op.w + tile_at(op, r, step) * TILE_BYTES;
+    const long long steps = ADVANCES ? op.row_steps[r] : tile_at(op, r, step);
+    const unsigned char* tile = op.w + steps * TILE_BYTES;
 #pragma unroll
     for (int i = 0; i < TILE_BYTES / 512; ++i)
-      cp_async_16(stage + r * TILE_BYTES + i * 512 + op.lane * 16, tile + i * 512 + op.lane * 16,
-                  policy);
+      cp_async_16(stage + r * TILE_BYTES + i * 512 + (ADVANCES ? 0 : op.lane * 16),
+                  tile + i * 512 + (ADVANCES ? 0 : op.lane * 16), policy);
   }
+  if constexpr (ADVANCES) op.w += STRIDE * TILE_BYTES;
 }
 
 // A lane's accumulator fragment of a tile. bits, add: its form in shared memory.
@@ -91,15 +103,24 @@ struct StepOperands {
 
 // AT_ONCE: the compiler may not delay the loads until after a wait.
 template <bool AT_ONCE>
-__device__ inline void load_row_scales(StepOperands& s, const Operands& op, int step) {
+__device__ inline void load_row_scales(StepOperands& s, Operands& op, int step) {
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r) {
-    const uint32_t* scales = op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4;
+    const uint32_t* scales = ADVANCES ? op.sw + op.row_steps[r] * (MMA_ROWS / 2)
+                                      : op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4;
     s.row_scales[r] = AT_ONCE ? load_early(scales) : __ldg(scales);
   }
+  if constexpr (ADVANCES) op.sw += STRIDE * (MMA_ROWS / 2);
 }
 
-__device__ inline void load_tokens(StepOperands& s, const Operands& op, int step) {
+__device__ inline void load_tokens(StepOperands& s, Operands& op, int step) {
+  if constexpr (ADVANCES) {
+    s.codes[0].half[0] = load_written(reinterpret_cast<const uint4*>(op.x));
+    s.codes[0].half[1] = load_written(reinterpret_cast<const uint4*>(op.x) + 1);
+    if constexpr (A_GROUPED) s.token_scale[0] = load_written(reinterpret_cast<const float2*>(op.sx));
+    op.x += STRIDE * GROUP, op.sx += STRIDE * op.m_padded;
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
@@ -119,11 +140,20 @@ __device__ inline void load_tokens(StepOperands& s, const Operands& op, int step
 }
 
 // Prefetch the scales of all steps of this block's rows.
-__device__ inline void prefetch_row_scales(const Operands& op) {
+__device__ inline void prefetch_row_scales(const Operands& op, const uint32_t* sw) {
   constexpr int LINE_TILES = 4;  // whose scales are a cache line
   const int lines = (op.steps + LINE_TILES - 1) / LINE_TILES;
   for (int i = threadIdx.x; i < lines * ROW_TILES; i += WARPS * 32)
-    prefetch_to_l2(op.sw + tile_at(op, i / lines, i % lines * LINE_TILES) * (MMA_ROWS / 2));
+    prefetch_to_l2(sw + tile_at(op, i / lines, i % lines * LINE_TILES) * (MMA_ROWS / 2));
+}
+
+// One A operand register of MMA o/4, with SCALES_SUMS not yet scaled.
+__device__ inline uint32_t operand_of(const WeightTile& weights, int o) {
+#if SCALES_SUMS
+  return weights.unsigned_codes(o);
+#else
+  return weights.operand(o);
+#endif
 }
 
 // The A operands of a tile, widened before they are multiplied.
@@ -131,9 +161,11 @@ struct WidenedTile {
   uint32_t a[MMAS][4];
 
   __device__ inline void widen(const WeightTile& weights) {
-    weights.widen(a);
 #pragma unroll
-    for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // not later
+    for (int o = 0; o < OPERAND_WORDS; ++o) {
+      a[o / 4][o % 4] = operand_of(weights, o);
+      asm volatile("" : "+r"(a[o / 4][o % 4]));  // not later
+    }
   }
 };
 
@@ -174,24 +206,32 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
            half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
+  // With ADVANCES of this lane, at `slot`.
+  uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES + (ADVANCES ? lane * 16 : 0);
   const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
-  const Operands op{w,
-                    sw,
-                    x,
-                    sx,
-                    m,
-                    (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
-                    groups,
-                    steps,
-                    (n + MMA_ROWS - 1) / MMA_ROWS,
-                    static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
-                    static_cast<int>(blockIdx.y) * TOKENS,
-                    lane};
+  Operands op{w,
+              sw,
+              x,
+              sx,
+              m,
+              (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
+              groups,
+              steps,
+              (n + MMA_ROWS - 1) / MMA_ROWS,
+              static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
+              static_cast<int>(blockIdx.y) * TOKENS,
+              lane};
   const uint64_t policy = evict_first_policy();
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
-  constexpr int STRIDE = WARPS * K_SPLIT;  // from one step of a warp to its next
-  const int first_step = rank * WARPS + warp;
+  // Shuffled, it is known to be the same in all lanes, so that branches are uniform.
+  const int own_step = rank * WARPS + warp, first_step = ADVANCES ? __shfl_sync(0xFFFFFFFFu, own_step, 0) : own_step;
+  if constexpr (ADVANCES) {
+    const long long tile = static_cast<long long>(op.first_tile) * steps + own_step;
+    op.w += tile * TILE_BYTES + lane * 16, op.sw += tile * (MMA_ROWS / 2) + lane / 4;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+      op.row_steps[r] = r == 0 ? 0 : min(r, op.row_tiles - 1 - op.first_tile) * steps;
+  }
 
   if constexpr (!LATE) let_next_kernel_start();
   if constexpr (DUAL_GRAINED) prefetch_features(sn, n);
@@ -207,16 +247,22 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   }
 #pragma unroll
   for (int s = 0; s < (FILLS_RING ? STAGES : STAGES - 1); ++s) request(s, first_step + s * STRIDE);
-  if constexpr (EARLY) prefetch_row_scales(op);
+  if constexpr (EARLY) prefetch_row_scales(op, sw);
   [[maybe_unused]] WidenedTile first_tiles[ROW_TILES];
   if constexpr (WIDENS_EARLY) {
     cp_async_wait<FILLS_RING ? STAGES - 1 : STAGES - 2>();
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
-      first_tiles[r].widen(WeightTile(ring + r * TILE_BYTES, queue[0].row_scales[r], lane, first_step == groups - 1));
+      first_tiles[r].widen(
+          WeightTile(ring + r * TILE_BYTES, queue[0].row_scales[r], ADVANCES ? 0 : lane, first_step == groups - 1));
     __syncwarp();  // no lane still reads the slot that is written below
     if constexpr (FILLS_RING) request(0, first_step + STAGES * STRIDE);
+  }
+  if constexpr (ADVANCES) {  // tokens past the end are never stored: they are the last one
+    const int token = min(op.first_token + lane / 4, m - 1);
+    op.x += (static_cast<long long>(token) * groups + own_step) * GROUP + LANE_K * (lane % 4);
+    op.sx += own_step * op.m_padded + op.first_token + lane % 4 * 2;
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
 
@@ -245,7 +291,8 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     const int ahead = step + (STAGES - 1) * STRIDE;
     if (!is_requested) {
       const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
-      if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+      const uint32_t stage = ring + (ADVANCES ? ahead_slot - slot : ahead_slot) * STAGE_BYTES;
+      if (ahead < steps) load_stage(op, stage, ahead, policy);
       else if constexpr (LATE) let_next_kernel_start();
       cp_async_commit();
     }
@@ -254,15 +301,22 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       load_row_scales<false>(next, op, step + AHEAD * STRIDE);
     }
 
+    [[maybe_unused]] int of_zeros[4] = {};  // sums of the zero point -32 times activations
+#pragma unroll
+    for (int i = 0; i < (SCALES_SUMS ? MMAS : 0); ++i) {
+      uint32_t b[2];
+      now.codes[0].operand(b, i);
+      mma_s8_m16n8k32(of_zeros, {0xE0E0E0E0u, 0xE0E0E0E0u, 0xE0E0E0E0u, 0xE0E0E0E0u}, b);
+    }
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const bool upper_tail = step == groups - 1;
       const WeightTile weights = is_widened ? WeightTile(now.row_scales[r], upper_tail)
-                                            : WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES,
-                                                         now.row_scales[r], lane, upper_tail);
-      const auto operand = [&](int o) { return is_widened ? first_tiles[r].a[o / 4][o % 4] : weights.operand(o); };
+                                            : WeightTile(ring + (ADVANCES ? 0 : slot * STAGE_BYTES) + r * TILE_BYTES,
+                                                         now.row_scales[r], ADVANCES ? 0 : lane, upper_tail);
+      const auto operand = [&](int o) { return is_widened ? first_tiles[r].a[o / 4][o % 4] : operand_of(weights, o); };
       int sums[COL_TILES][4] = {};
-#if DUAL_GRAINED
+#if DUAL_GRAINED && !SCALES_SUMS
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
@@ -294,14 +348,17 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
         for (int j = 0; j < COL_TILES; ++j) {
           uint32_t b[2];
           now.codes[j].operand(b, i);
-          mma_s8_m16n8k32(sums[j], a, b);
+          if constexpr (SCALES_SUMS) mma_u8s8_m16n8k32(sums[j], a, b);
+          else mma_s8_m16n8k32(sums[j], a, b);
         }
       }
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-#if DUAL_GRAINED
+#if SCALES_SUMS
+          total[r][j].values[e] += (sums[j][e] + of_zeros[e]) * static_cast<int>(weights.factor[e / 2]);
+#elif DUAL_GRAINED
           total[r][j].values[e] = sums[j][e];
 #else
           float scale = weights.scale[e / 2];
@@ -312,6 +369,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
         }
       }
     }
+    if constexpr (ADVANCES) ring = slot == STAGES - 1 ? ring - (STAGES - 1) * STAGE_BYTES : ring + STAGE_BYTES;
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   };
   int step = first_step;

@@ -158,15 +158,23 @@ struct WeightTile {
   }
 #endif
 
+#if DUAL_GRAINED && W_BITS == 6
+  // Four codes of A operand register o, with 32 added.
+  __device__ inline uint32_t unsigned_codes(int o) const {
+    const uint32_t* mma_words = words + o / 4 * 3;
+    if (o % 4 < 3) return mma_words[o % 4] & 0x3F3F3F3Fu;
+    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(mma_words[0], mma_words[1] >> 2);
+    return selected_bits<0xF0F0F0F0u>(first_two, mma_words[2] >> 4) >> 2 & 0x3F3F3F3Fu;
+  }
+#endif
+
   // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
   __device__ inline uint32_t operand(int o) const {
 #if W_BITS == 6
-    const uint32_t* mma_words = words + o / 4 * 3;
 #if DUAL_GRAINED
-    if (o % 4 < 3) return scaled(mma_words[o % 4] & 0x3F3F3F3Fu, o % 2);
-    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(mma_words[0], mma_words[1] >> 2);
-    return scaled(selected_bits<0xF0F0F0F0u>(first_two, mma_words[2] >> 4) >> 2 & 0x3F3F3F3Fu, o % 2);
+    return scaled(unsigned_codes(o), o % 2);
 #else
+    const uint32_t* mma_words = words + o / 4 * 3;
     if (o % 4 < 3) return mma_words[o % 4] & 0xFCFCFCFCu;
     const uint32_t upper = selected_bits<0xC0C0C0C0u>(mma_words[0] << 6, mma_words[1] << 4);
     return selected_bits<0xF0F0F0F0u>(upper, mma_words[2] << 2) & 0xFCFCFCFCu;
