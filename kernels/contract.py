@@ -46,9 +46,9 @@ class KernelSpec:
     overlaps_launches: True if it starts while the previous launch still runs (programmatic
         dependent launch); its floor is then that of a stream of launches.
     package: the third-party package that it calls. None: only this repository and torch.
-    rounds_to: significant bits to which a package rounds scaled weights or outputs, if at most
-        those of FP16; results are then checked to this precision and never bit for bit. Of an
-        external kernel 8 (BF16) to 11 (FP16).
+    rounds_to: significant bits to which a package rounds scaled weights or outputs, or a tensor
+        core the terms of its sums, if at most those of FP16; results are then checked to this
+        precision and never bit for bit. Of an external kernel 8 (BF16) to 11 (FP16).
         None: sums are FP32 or exact, and only the output is rounded to FP16.
     integer_sums: True if it sums products of integer codes as integers. False: it may scale codes
         first and round the products, so results are judged relative to the sum of their magnitudes.

@@ -28,6 +28,7 @@ from flexq_bench.kernels.cuda.cublas import fp8, gemmex, int8_sums
 from flexq_bench.kernels.cuda.grouped import declared as grouped
 from flexq_bench.kernels.cuda.imma import atom, dual_grained, four_bit, two_level
 from flexq_bench.kernels.cuda.imma import gemm as imma
+from flexq_bench.kernels.cuda.imma import microscaling as fp8_microscaling
 from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
 from flexq_bench.kernels.cuda.weight_only import microscaling, minifloat
 from flexq_bench.kernels.decoder import declared as decoder
@@ -134,6 +135,14 @@ _ENTRIES: tuple[_Entry, ...] = (
             (microscaling.MicroscalingGemm, microscaling.KERNELS),
         )
         for label, formats in kernels.items()
+    ),
+    *(
+        _with_stand_in(
+            label,
+            cpu_dense.DequantizedGemm,
+            partial(fp8_microscaling.MicroscalingFp8Gemm, label, weight),
+        )
+        for label, weight in fp8_microscaling.KERNELS.items()
     ),
     *(_minifloat(bits, variant) for bits in (6, 5) for variant in minifloat.VARIANTS[bits]),
     *(

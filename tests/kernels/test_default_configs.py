@@ -36,6 +36,11 @@ def test_untuned_configuration_is_a_candidate(on_gpu, label, target):
             assert kernel.default_config(gemm) in kernel.candidates(gemm)
 
 
+@pytest.mark.parametrize("label", ["mxfp6-w6a8[fp8]", "mxfp6-w6a8[e3m2,fp8]"])
+def test_warpgroup_kernel_runs_any_number_of_tokens(on_gpu, label):
+    test_untuned_configuration_is_a_candidate(on_gpu, label, "sm_90")
+
+
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
 def test_few_rows_per_sm_use_more_warps(on_gpu, label):
     on_gpu("sm_90")

@@ -27,7 +27,7 @@ def e2m1_register(words, mma, register):
 
 def e2m3_register(words, mma, register):
     result = 0
-    for word, left in VIEWS[4 * (mma % 2) + register]:
+    for word, left in VIEWS.registers[4 * (mma % 2) + register]:
         bits = words[..., 8 + mma // 2 if word == 2 else mma // 2 * 2 + word]
         result = result ^ (bits << left | bits >> 32 - left)
     return result & 0x8F808F80

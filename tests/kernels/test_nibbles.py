@@ -1,16 +1,18 @@
-"""Weights for int8 tensor cores: formats, layout and what lanes make of it, without a GPU.
+"""Weights for 8-bit tensor cores: formats, layout and what lanes make of it, without a GPU.
 
-Nibbles, and the 6-bit codes that become int8 with their group's scale.
+Nibbles, the 6-bit codes that become int8 with their group's scale, and MXFP6, which becomes E4M3.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import operands
 import pytest
 import torch
 
+from flexq_bench.kernels.cuda.imma.microscaling import views_of
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import quantize_dual_grained
 from flexq_bench.kernels.formats.dual_grained import int8_values
@@ -66,6 +68,40 @@ def two_level(packed, words, lane, o):
     return signed_bytes((codes * factor + 0x80808080 - factor * 0x20202020) ^ 0x80808080)
 
 
+def mxfp6(exponent_bits, packed, words, lane, o):
+    """Halves times their scale, rounded to E4M3, in units of 2^-9; E3M2: cut to E5M2, 2^-16."""
+    views = views_of(exponent_bits)
+    scale = halves_of(packed.buffers["scales"][:, :, lane, o % 2].long() << 8)
+    numbers = []
+    for register in views.registers[2 * (o % 4) : 2 * (o % 4) + 2]:
+        bits = 0
+        for word, left in register:
+            of_mma = words[:, :, o // 4 * 3 + word]
+            bits = bits ^ (of_mma << left if left >= 0 else of_mma >> -left)
+        bits = bits & views.mask
+        numbers += [halves_of(bits & 0xFFFF) * scale, halves_of(bits >> 16 & 0xFFFF) * scale]
+    products = torch.stack(numbers, dim=-1).half()
+    if exponent_bits == 2:
+        return (products.to(torch.float8_e4m3fn).double() * 2**9).long()
+    return (halves_of(products.view(torch.int16).long() & 0xFF00).double() * 2**16).long()
+
+
+def halves_of(bits):
+    return bits.to(torch.int16).view(torch.float16).float()
+
+
+def operands_of_lanes(packed, operand_of):
+    """The operands int64 [tiles * 16, groups * 128] that all lanes make."""
+    row_tiles, groups = packed.buffers["tiles"].shape[:2]
+    found = torch.zeros(row_tiles, 16, groups, GROUP, dtype=torch.int64)
+    for lane in range(32):
+        words = lanes_words(packed, lane)
+        for o in range(16):
+            row, first = where_operands_lie(lane, o)
+            found[:, row, :, first : first + 4] = operand_of(packed, words, lane, o)
+    return found.view(row_tiles * 16, groups * GROUP)
+
+
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
 @pytest.mark.parametrize(
     ("label", "operand_of"),
@@ -79,18 +115,37 @@ def test_lanes_get_int8_weights_from_packed_codes(label, operand_of, n, k):
     kernel = operands.linear_kernel(label, "cuda")
     weight = operands.random_weight(kernel.spec.weight, n, k, seed=n)
 
-    packed = kernel.pack_weight(weight)
+    found = operands_of_lanes(kernel.pack_weight(weight), operand_of)
 
-    row_tiles, groups = packed.buffers["tiles"].shape[:2]
-    found = torch.zeros(row_tiles, 16, groups, GROUP, dtype=torch.int64)
-    for lane in range(32):
-        words = lanes_words(packed, lane)
-        for o in range(16):
-            row, first = where_operands_lie(lane, o)
-            found[:, row, :, first : first + 4] = operand_of(packed, words, lane, o)
-    expected = torch.zeros(row_tiles * 16, groups * GROUP, dtype=torch.int64)
+    expected = torch.zeros_like(found)
     expected[:n, :k] = 16 * weight.values if label == "group-w4a8" else int8_values(weight)
-    assert torch.equal(found.view(expected.shape), expected)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+@pytest.mark.parametrize(
+    ("label", "exponent_bits", "exact_octaves", "unit"),
+    [("mxfp6-w6a8[fp8]", 2, 7, 2.0**-10), ("mxfp6-w6a8[e3m2,fp8]", 3, 15, 2.0**-19)],
+)
+def test_lanes_round_blocks_far_below_the_largest(label, exponent_bits, exact_octaves, unit, n, k):
+    kernel = operands.linear_kernel(label, "cuda")
+    weight = operands.random_weight(kernel.spec.weight, n, k, seed=n)
+    below = torch.randint(0, 30, weight.scales.shape, generator=torch.Generator().manual_seed(k))
+    below[:, 0] = 0
+    weight.values[:, 0] = 1.0  # a block of zeros has no scale
+    weight = replace(weight, scales=torch.exp2(-below.float()).to(weight.scales.dtype))
+
+    packed = kernel.pack_weight(weight)
+    found = operands_of_lanes(packed, partial(mxfp6, exponent_bits))
+
+    # In units of the row's largest scale.
+    assert bool((packed.buffers["features"] * 2.0 ** (2 * exponent_bits - 3) == 1).all())
+    error = (found[:n, :k] * unit - weight.dequantize()).abs()
+    is_near = (below <= exact_octaves).repeat_interleave(32, dim=1)[:, :k]
+    assert not error[is_near].any()
+    assert bool((error <= (unit / 2 if exponent_bits == 2 else unit)).all())
+    assert not found[n:].any()
+    assert not found[:, k:].any()
 
 
 def test_dual_grained_quantization_keeps_values_within_int8_and_close():

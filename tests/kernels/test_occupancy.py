@@ -11,10 +11,13 @@ from stored_resources import stored_resources
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cuda.cublas import dense
+from flexq_bench.kernels.cuda.imma import gemm as imma
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
 from flexq_bench.kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
+from flexq_bench.kernels.runtime.tensor_map import NO_MAP
 from flexq_bench.workloads.gemm import GemmWorkload
 
 KB = 1024
@@ -66,17 +69,22 @@ def test_a_target_without_known_limits_is_refused():
 
 @pytest.fixture
 def on_device(on_gpu, monkeypatch):
-    """`on_gpu` without a driver, which can't say what a library would run."""
+    """`on_gpu` without a driver, which can't say what a library would run, nor encode maps."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for name in ("plain_rows", "swizzled_rows"):
+        monkeypatch.setattr(imma, name, lambda *_: NO_MAP)
+    monkeypatch.setattr(imma, "launch_flags", lambda _: (None, 0))
     monkeypatch.setattr(dense, "lt_candidates", lambda *_: [])
     return on_gpu
 
 
 def tuned_kernels():
-    """The kernels whose builds tell of their blocks."""
+    """The kernels that the target runs whose builds tell of their blocks."""
     for label in labels("cuda"):
         kernel = resolve(label, "cuda")
         if not isinstance(kernel, LinearKernel):
+            continue
+        if not kernel.spec.min_capability <= current_gpu().capability <= kernel.spec.max_capability:
             continue
         if any(build.block for build in kernel.builds_for(SHAPES[0], None)):
             yield kernel
@@ -150,4 +158,5 @@ def test_build_states_the_launched_block(on_device, monkeypatch):
                         assert {Block(block.function, *b) for b in blocks} == {block}, build.name
                         compared.add(build.source)
 
-    assert {"abq/gemm.cu", "btc/gemm.cu", "imma/group_gemm.cu"} <= compared
+    imma_sources = {"imma/group_gemm.cu", "imma/group_gemm_cluster.cu"}
+    assert {"abq/gemm.cu", "btc/gemm.cu", *imma_sources} <= compared

@@ -1,4 +1,4 @@
-// common/half_pairs.cuh: arithmetic on two halves in a word, and integers as halves: 0x6400 | u is the half 1024 + u.
+// common/half_pairs.cuh: arithmetic on two halves in a word, their conversion, and integers as halves: 0x6400 | u is the half 1024 + u.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -33,3 +33,15 @@ __device__ inline uint32_t biased_halves(uint32_t bits) {
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(bits), "n"(MASK), "r"(0x64006400u));
   return d;
 }
+
+#if __CUDA_ARCH__ >= 890
+// The nearest E4M3 numbers of four halves, the lowest byte first; ties to even, saturated.
+__device__ inline uint32_t e4m3_of(uint32_t low, uint32_t high) {
+  uint32_t d;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f16x2 l, %1;\ncvt.rn.satfinite.e4m3x2.f16x2 h, %2;\n"
+      "mov.b32 %0, {l, h};\n}"
+      : "=r"(d)
+      : "r"(low), "r"(high));
+  return d;
+}
+#endif

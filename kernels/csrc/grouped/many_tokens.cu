@@ -65,8 +65,8 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < MMAS; ++i) {
       const uint64_t b = advance_descriptor(codes, i * MMA_K);
-      if constexpr (PARTS == 2) wgmma_s8_k32(values[0], values[1], a[i], b);
-      else wgmma_s8_k32(values[0], a[i], b, true);
+      if constexpr (PARTS == 2) wgmma_k32(values[0], values[1], a[i], b);
+      else wgmma_k32(values[0], a[i], b, true);
     }
     wgmma_commit();
   }

@@ -9,7 +9,7 @@
 #include "ptx/cp_async.cuh"
 
 constexpr int ROWS = TILES * MMA_ROWS;
-constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
+constexpr int SCALE_CHUNKS = SCALE_BYTES / 16;  // of a tile, 16 bytes each
 constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens; alignment of the codes
 constexpr int TILES_AT = TOKENS * GROUP;   // in a stage, after the codes
 constexpr int SCALES_AT = TILES_AT + TILES * TILE_BYTES;
@@ -23,7 +23,7 @@ constexpr float BIAS = 12582912.0f;
 constexpr int BIAS_BITS = 0x4B400000;
 constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: avoids bank conflicts between tokens
 static_assert(THREADS % 64 == 0, "THREADS must be a multiple of 64: a thread's chunks have one swizzle");
-static_assert(TILES * 2 <= 32 && TOKEN_SCALES / 4 <= THREADS - 32, "too few threads to copy the scales");
+static_assert(TILES * SCALE_CHUNKS <= (A_GROUPED ? 32 : THREADS) && TOKEN_SCALES / 4 <= THREADS - 32, "too few threads to copy the scales");
 
 // Byte offset of a 16-byte chunk of a token's codes, swizzled so that a warp's reads have no bank conflicts.
 __device__ inline int code_chunk(int token, int chunk) { return token * GROUP + (chunk ^ (token & 7)) * 16; }
@@ -47,8 +47,9 @@ struct Copies {
       const int tile = min(first_tile + c / CHUNKS, row_tiles - 1);  // past the end: never stored
       weights[i] = static_cast<uint32_t>(tile) * steps * TILE_BYTES + c % CHUNKS * 16;
     }
-    has_scales = t < TILES * 2;
-    scales = static_cast<uint32_t>(min(first_tile + t / 2, row_tiles - 1)) * steps * SCALE_BYTES + t % 2 * 16;
+    has_scales = t < TILES * SCALE_CHUNKS;
+    scales = static_cast<uint32_t>(min(first_tile + t / SCALE_CHUNKS, row_tiles - 1)) * steps * SCALE_BYTES +
+             t % SCALE_CHUNKS * 16;
     row_stride = static_cast<uint32_t>(groups) * GROUP;
     codes = (first_token + t / 8) * row_stride + t % 8 * 16;
     tokens_left = m - first_token - t / 8;
@@ -93,7 +94,7 @@ struct Copies {
 // Partial sums are reduced in a fixed order; a token's outputs are written contiguously.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank, const float* sx,
-                                 const half_bits* sn) {
+                                 const FeatureScale* sn) {
   sync_k_split();
   const bool wide = n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
   for (int e = rank * THREADS + threadIdx.x; e < TOKENS * ROWS / 8; e += K_SPLIT * THREADS) {

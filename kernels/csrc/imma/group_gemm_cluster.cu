@@ -16,7 +16,7 @@
 //
 // Integer sums of a group start at the bits of BIAS (block_tile.cuh), so they are floats without a conversion. An FFMA
 // resets them, which can issue every cycle; a conversion only every second cycle.
-// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores.
+// WHOLE_K: sums are accumulated over all of K by the tensor cores.
 #if !defined(ROW_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(RESIDENT)
 #error "define ROW_WARPGROUPS, TOKENS, STAGES, K_SPLIT and RESIDENT"
 #endif
@@ -50,18 +50,18 @@ constexpr int LEFT_REGISTERS = (REGISTERS * (THREADS + PRODUCERS) - FEWER_REGIST
 constexpr int MORE_REGISTERS = LEFT_REGISTERS < 240 ? LEFT_REGISTERS : 240;
 
 struct Sums {
-  int values[GRANULE / 2];
+  WgmmaSum values[GRANULE / 2];
 
   // Keeps the compiler from moving accesses to the sums across it.
   __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : WGMMA_SUM(values[i])::"memory");
   }
 };
 
 struct Weights {
   uint32_t a[MMAS][4];
-#if !DUAL_GRAINED
+#if !WHOLE_K
   float scale[2];  // of rows lane/4 and lane/4 + 8
 #endif
 
@@ -73,10 +73,10 @@ struct Weights {
 };
 
 __device__ inline void widen(Weights& weights, uint32_t stage, int tile, int lane, bool upper_tail) {
-  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const uint32_t scales = load_lane_scales(stage + SCALES_AT + tile * SCALE_BYTES, lane);
   const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
   packed.widen(weights.a);
-#if !DUAL_GRAINED
+#if !WHOLE_K
   weights.scale[0] = packed.scale[0], weights.scale[1] = packed.scale[1];
 #endif
 }
@@ -86,11 +86,11 @@ __device__ inline void multiply(Sums& sums, Weights& weights, uint64_t tokens) {
   weights.fence_registers();
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < MMAS; ++i) wgmma_s8_k32(sums.values, weights.a[i], advance_descriptor(tokens, i * MMA_K), true);
+  for (int i = 0; i < MMAS; ++i) wgmma_k32(sums.values, weights.a[i], advance_descriptor(tokens, i * MMA_K), true);
   wgmma_commit();
 }
 
-#if !DUAL_GRAINED
+#if !WHOLE_K
 // Add sums * scales and reset the sums. An integer times an FP16 scale is rounded once: the bits are those of a
 // conversion followed by a multiplication.
 __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const Weights& weights, uint32_t token_scales,
@@ -115,8 +115,8 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const
 
 // A warpgroup's accumulators of 64 rows and all tokens.
 struct Accumulators {
-  Sums sums[GRANULES];  // of one group; DUAL_GRAINED: of all groups
-#if !DUAL_GRAINED
+  Sums sums[GRANULES];  // of one group; WHOLE_K: of all groups
+#if !WHOLE_K
   float total[GRANULES][GRANULE / 2] = {};
 #endif
 
@@ -124,11 +124,11 @@ struct Accumulators {
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
-      for (int i = 0; i < GRANULE / 2; ++i) sums[g].values[i] = DUAL_GRAINED ? 0 : BIAS_BITS;
+      for (int i = 0; i < GRANULE / 2; ++i) sums[g].values[i] = WHOLE_K ? 0 : BIAS_BITS;
   }
 
   __device__ inline Sum at(int g, int i) const {
-#if DUAL_GRAINED
+#if WHOLE_K
     return sums[g].values[i];
 #else
     return total[g][i];
@@ -148,7 +148,7 @@ struct Accumulators {
       else wgmma_wait<0>();
       sums[g].fence_registers();
       if (g + 1 == GRANULES) weights.fence_registers();
-#if !DUAL_GRAINED
+#if !WHOLE_K
       add_scaled(total[g], sums[g], weights, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
 #endif
     }
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, RESIDENT)
 flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
                    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap sx_of_groups,
                    const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
-                   [[maybe_unused]] const half_bits* sn, float* partial_sums, int* flags, int launch,
+                   [[maybe_unused]] const FeatureScale* sn, float* partial_sums, int* flags, int launch,
                    int steps_of_share, int longer_shares, uint32_t inverse) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;

@@ -6,7 +6,7 @@
 // warpgroups multiply, each 64 rows with all tokens of the block. A consumer dequantizes its weights in registers and
 // takes the tokens in GRANULES. While the tensor cores process a granule of one warpgroup, the other converts and
 // scales its sums; named barriers keep them alternating.
-// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores, all tokens at once. A warpgroup
+// WHOLE_K: sums are accumulated over all of K by the tensor cores, all tokens at once. A warpgroup
 // dequantizes the next group's weights during the WGMMAs of one; there is no barrier between the warpgroups.
 //
 // Issue slots are the bottleneck: during int8 WGMMAs a scheduler issues almost nothing else
@@ -17,7 +17,7 @@
 // whole output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums,
 // in the order of k. It waits only for blocks with lower numbers, which are scheduled first: no deadlock.
 // The SHARERS blocks of a cluster have the same tokens; each loads a part and multicasts it to all.
-// SPLIT 1: stream-K. SPLIT 2, DUAL_GRAINED only: the two blocks of a cluster compute half of K each of one output
+// SPLIT 1: stream-K. SPLIT 2, WHOLE_K only: the two blocks of a cluster compute half of K each of one output
 // tile and reduce through distributed shared memory, each the sums of half of the tokens.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "define GRANULES, SHARERS and SPLIT"
@@ -40,8 +40,8 @@ constexpr int CONTRIBUTORS = K_PARTS;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0),
-              "SPLIT > 1 needs DUAL_GRAINED, SHARERS 1 and TOKENS / 64 divisible by SPLIT");
+static_assert(K_PARTS == 1 || (WHOLE_K && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0),
+              "SPLIT > 1 needs WHOLE_K, SHARERS 1 and TOKENS / 64 divisible by SPLIT");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer warpgroup
 // setmaxnreg of consumers and producers: together all registers of an SM.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
@@ -104,13 +104,14 @@ struct Bias {
   }
 };
 
+#if !WHOLE_K
 struct Sums {
-  int values[GRANULE / 2];
+  WgmmaSum values[GRANULE / 2];
 
   // Keeps the compiler from moving accesses to the sums across it.
   __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : WGMMA_SUM(values[i])::"memory");
   }
 
   // Reset sums i and i + 1: together they are a finite double, which is multiplied by zero and added to the bias.
@@ -120,6 +121,8 @@ struct Sums {
         : "d"(bias.zero), "d"(bias.bits));
   }
 };
+
+#endif
 
 // Scales of the tokens of a granule whose sums this lane holds.
 struct TokenScales {
@@ -137,36 +140,37 @@ struct TokenScales {
 
 struct Weights {
   uint32_t a[MMAS][4];
-#if !DUAL_GRAINED
+#if !WHOLE_K
   float top, bottom;  // scales of rows lane/4 and lane/4 + 8
 #endif
 };
 
 __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper_tail) {
-  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const uint32_t scales = load_lane_scales(stage + SCALES_AT + tile * SCALE_BYTES, lane);
   const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
   Weights weights;
   packed.widen(weights.a);
-#if !DUAL_GRAINED
+#if !WHOLE_K
   weights.top = packed.scale[0], weights.bottom = packed.scale[1];
 #endif
   return weights;
 }
 
-#if DUAL_GRAINED
+#if WHOLE_K
 // Issue the WGMMAs of a group: 64 rows, all tokens.
 __device__ inline void multiply(Sum (&total)[GRANULES][GRANULE / 2], const uint32_t (&a)[MMAS][4], uint64_t tokens) {
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i) {
     const uint64_t b = advance_descriptor(tokens, i * MMA_K);
-    if constexpr (GRANULES == 2) wgmma_s8_k32(total[0], total[1], a[i], b);
-    else wgmma_s8_k32(total[0], a[i], b, true);
+    if constexpr (GRANULES == 2) wgmma_k32(total[0], total[1], a[i], b);
+    else wgmma_k32(total[0], a[i], b, true);
   }
   wgmma_commit();
 }
 #endif
 
+#if !WHOLE_K
 __device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tokens) {
   sums.fence_registers();
 #pragma unroll
@@ -174,7 +178,7 @@ __device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tok
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_k32(sums.values, a[i], advance_descriptor(tokens, i * MMA_K), BIASED || i > 0);
+    wgmma_k32(sums.values, a[i], advance_descriptor(tokens, i * MMA_K), BIASED || i > 0);
   wgmma_commit();
 }
 
@@ -203,6 +207,7 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
     if constexpr (BIASED) sums.reset_pair(4 * j, bias), sums.reset_pair(4 * j + 2, bias);
   }
 }
+#endif
 
 // Release a stage: a warp arrives at its `empty` mbarrier in every block that shares the tokens.
 __device__ inline void release_stage(uint32_t empty, int lane) {
@@ -222,7 +227,7 @@ __device__ inline Part k_split_part(const Part& whole, int k_rank) {
   return {whole.output, whole.to * k_rank / K_PARTS, whole.to * (k_rank + 1) / K_PARTS};
 }
 
-#if DUAL_GRAINED
+#if WHOLE_K
 // Reduce the partial sums of a K-split cluster for the tokens that this block owns. Partial sums of the other blocks'
 // tokens are exchanged through the ring.
 __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4* ring, int k_rank) {
@@ -254,7 +259,7 @@ __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
 flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
                 const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap sx_of_groups, const float* sx,
-                const half_bits* bias, half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn,
+                const half_bits* bias, half_bits* y, int m, int n, int k, [[maybe_unused]] const FeatureScale* sn,
                 [[maybe_unused]] float* partial_sums, [[maybe_unused]] int* flags, [[maybe_unused]] int launch,
                 int shared_outputs, int steps_of_share, int longer_shares, uint32_t inverse) {
   const Shares shares{shared_outputs, steps_of_share, longer_shares, inverse};
@@ -309,13 +314,13 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     const Parts parts{grid, shares, cluster};
     const int warpgroup = warp / 4;
     PipelineState stage;
-#if !DUAL_GRAINED
+#if !WHOLE_K
     const Bias sum_bias(bias_at, lane);
     if (warpgroup == WARPGROUPS - 1) named_barrier_arrive(1, 256);
 #endif
     Part part;
     for (int number = 0; parts.get(part, number); ++number) {
-#if DUAL_GRAINED
+#if WHOLE_K
       if constexpr (K_PARTS > 1) part = k_split_part(part, k_rank);
       Sum total[GRANULES][GRANULE / 2] = {};
       Weights weights[2];  // one is multiplied while the other is dequantized
@@ -340,7 +345,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
 #pragma unroll
       for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
-        for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(total[g][i])::"memory");
+        for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : WGMMA_SUM(total[g][i])::"memory");
       if (part.from < part.to) release_stage(used_stage, lane);
       if constexpr (K_PARTS > 1) reduce_over_k(total, reinterpret_cast<float4*>(shared), k_rank);
 #else
@@ -395,7 +400,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       write_warp(owned, contributors.chunks(), ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, m, n,
                  (first_tile + warp) * MMA_ROWS, first_token + contributors.first_token(), sx, sn);
     }
-#if !DUAL_GRAINED
+#if !WHOLE_K
     if (warpgroup == 0) named_barrier_sync(1, 256);  // matches the last warpgroup's arrival
 #endif
   }

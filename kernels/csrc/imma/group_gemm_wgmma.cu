@@ -5,7 +5,7 @@
 // A warpgroup multiplies 64 rows, dequantized in registers, with all TOKENS of the block, in granules of 64 tokens.
 // During the WGMMAs of one granule, the warps convert and scale the sums of the previous one. During those of a
 // group's last granule, they wait for the next group's stage (OVERLAPS).
-// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores; during the WGMMAs of one group, the
+// WHOLE_K: sums are accumulated over all of K by the tensor cores; during the WGMMAs of one group, the
 // warps dequantize the next group's weights.
 // The K_SPLIT blocks of a cluster take the groups round-robin; partial sums are reduced in a fixed order: results
 // are deterministic.
@@ -24,43 +24,43 @@ constexpr int TOKENS = GRANULES * 64;
 constexpr int GRANULE = 64;
 // Begin a group during the WGMMAs of the previous one. It costs two stages and registers. Without it several small
 // blocks fit on an SM and overlap each other.
-constexpr bool OVERLAPS = DUAL_GRAINED || (GRANULES > 1 && STAGES > 3);
+constexpr bool OVERLAPS = WHOLE_K || (GRANULES > 1 && STAGES > 3);
 constexpr int AHEAD = OVERLAPS ? STAGES - 2 : STAGES - 1;
 static_assert(AHEAD >= 1, "too few STAGES: besides one multiplied stage, with OVERLAPS two, at least one must load");
 
 // A lane's accumulators of 64 rows and 64 tokens, as those of eight adjacent mma.m16n8k32.
 struct Sums {
-  int values[GRANULE / 2];
+  WgmmaSum values[GRANULE / 2];
 
-  __device__ inline int operator[](int i) const { return values[i]; }
+  __device__ inline WgmmaSum operator[](int i) const { return values[i]; }
 
   // Keeps the compiler from moving accesses to the sums across it.
   __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : WGMMA_SUM(values[i])::"memory");
   }
 };
 
 struct Weights {
   uint32_t a[MMAS][4];
-#if !DUAL_GRAINED
+#if !WHOLE_K
   float top, bottom;  // scales of rows lane/4 and lane/4 + 8
 #endif
 };
 
 __device__ inline WeightTile packed_weights(uint32_t stage, int tile, int lane, bool upper_tail) {
-  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const uint32_t scales = load_lane_scales(stage + SCALES_AT + tile * SCALE_BYTES, lane);
   return WeightTile(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
 }
 
 __device__ inline void widen(Weights& weights, const WeightTile& packed) {
   packed.widen(weights.a);
-#if !DUAL_GRAINED
+#if !WHOLE_K
   weights.top = packed.scale[0], weights.bottom = packed.scale[1];
 #endif
 }
 
-#if DUAL_GRAINED
+#if WHOLE_K
 // Issue the WGMMAs of a group: 64 rows, 16 of them in this warp, and all tokens.
 __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights, uint32_t tokens) {
   const uint64_t first = swizzled_descriptor(tokens);
@@ -69,7 +69,7 @@ __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights,
   for (int i = 0; i < MMAS; ++i)
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
-      wgmma_s8_m64n64k32(total[g].values, weights.a[i],
+      wgmma_m64n64k32(total[g].values, weights.a[i],
                          advance_descriptor(first, g * GRANULE * GROUP + i * MMA_K), true);
   wgmma_commit();
 }
@@ -81,7 +81,7 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tok
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_m64n64k32(sums.values, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
+    wgmma_m64n64k32(sums.values, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
   wgmma_commit();
 }
 
@@ -143,7 +143,7 @@ struct Pipeline {
     return packed_weights(stage, warp_of_block(), lane_of_warp(), step == copies.groups - 1);
   }
 
-#if DUAL_GRAINED
+#if WHOLE_K
   __device__ __forceinline__ void add_group(Sums (&total)[GRANULES], Weights& weights, int step) {
     const uint32_t stage = next_stage(step);
     widen(weights, packed(stage, step));
@@ -190,7 +190,7 @@ struct Pipeline {
 extern "C" __global__ void __launch_bounds__(THREADS)
 flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
                  const half_bits* bias, half_bits* y, int m, int n, int k,
-                 [[maybe_unused]] const half_bits* sn) {
+                 [[maybe_unused]] const FeatureScale* sn) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const uint32_t ring = shared_address(shared);
@@ -214,7 +214,7 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
   }
 
   Pipeline pipeline{copies, w, sw, x, sx, ring, steps};
-#if DUAL_GRAINED
+#if WHOLE_K
   Sums total[GRANULES] = {};
   Weights weights[2];  // one is multiplied while the other is dequantized
   int step = rank;

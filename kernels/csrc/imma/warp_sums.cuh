@@ -185,21 +185,21 @@ __device__ inline float2 load_scale_pair(const float* sx, int token, int m) {
 // so that the 16 outputs of a token are written together.
 __device__ inline void write_warp(const Owned& owned, int chunks, uint32_t out, const half_bits* bias, half_bits* y, int m,
                                   int n, int first_feature, int first_token, [[maybe_unused]] const float* sx,
-                                  [[maybe_unused]] const half_bits* sn) {
+                                  [[maybe_unused]] const FeatureScale* sn) {
   const int lane = threadIdx.x % 32;
   const bool wide = n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
   float b[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     b[i] = bias == nullptr ? 0.0f : half_to_float(bias[min(first_feature + lane / 4 + 8 * i, n - 1)]);
-#if DUAL_GRAINED
+#if WHOLE_K
   float feature_scale[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) feature_scale[i] = half_to_float(sn[min(first_feature + lane / 4 + 8 * i, n - 1)]);
+  for (int i = 0; i < 2; ++i) feature_scale[i] = feature_scale_of(sn[min(first_feature + lane / 4 + 8 * i, n - 1)]);
 #endif
 #pragma unroll
   for (int c = 0; c < MOST_CHUNKS; c += OUT_CHUNKS) {
-#if DUAL_GRAINED
+#if WHOLE_K
     float2 token_scales[OUT_CHUNKS * 2];  // loaded once for both rows
 #pragma unroll
     for (int j = 0; j < OUT_CHUNKS * 2; ++j)
@@ -215,7 +215,7 @@ __device__ inline void write_warp(const Owned& owned, int chunks, uint32_t out, 
         [[maybe_unused]] const int token = first_token + eight * 8 + lane % 4 * 2;
         const Sum* t = &owned[eight][i % 2 * 2];
         half_bits h[2];
-#if DUAL_GRAINED
+#if WHOLE_K
         const float2 pair_scales = token_scales[eight - c * 2];
         h[0] = float_to_half(static_cast<float>(t[0]) * feature_scale[i % 2] * pair_scales.x + b[i % 2]);
         h[1] = float_to_half(static_cast<float>(t[1]) * feature_scale[i % 2] * pair_scales.y + b[i % 2]);

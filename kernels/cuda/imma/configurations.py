@@ -19,7 +19,6 @@ from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
-_SCALE_BYTES = MMA_ROWS * 2  # of a tile
 _SWIZZLE_BYTES = 1024  # csrc/imma/block_tile.cuh: 8 tokens; the size of a stage is a multiple
 CHUNK = 16  # csrc/imma/warp_sums.cuh: tokens of a chunk, whose partial sums one warp reduces
 _FRAGMENT_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
@@ -54,7 +53,8 @@ class TileFormat:
 
     int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
     groups. a_grouped: activations have a scale per group, not one per token. int4_mma: use int4
-    MMA even where it is emulated; False: only on GPUs with an int4 tensor core.
+    MMA even where it is emulated; False: only on GPUs with an int4 tensor core. w_exponent_bits: of
+    floats with a scale per 32 k; 0: integers.
     """
 
     w_bits: int = 6
@@ -62,10 +62,15 @@ class TileFormat:
     dual_grained: bool = False
     a_grouped: bool = True
     int4_mma: bool = False
+    w_exponent_bits: int = 0
 
     @property
     def tile_bytes(self) -> int:
         return MMA_ROWS * GROUP * self.w_bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        return MMA_ROWS * (4 if self.w_exponent_bits else 2)
 
     def steps(self, k: int) -> int:
         """Return the number of tiles along K."""
@@ -438,7 +443,7 @@ def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
 def _ring_bytes(config: ManyConfig, tiles: TileFormat) -> int:
     tile_rows = config.rows // MMA_ROWS
     token_bytes = GROUP + 4 * tiles.a_grouped
-    used = config.tokens * token_bytes + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
+    used = config.tokens * token_bytes + tile_rows * (tiles.tile_bytes + tiles.scale_bytes)
     stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
     return config.stages * stage
 

@@ -45,15 +45,17 @@ def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
 
 
 class TokenScaledGemm(ImmaGemm):
-    """Base class for INT8 activations with one scale per token, or one static scale.
+    """Base class for activations with one scale per token, or one static scale.
 
-    A buffer `static` of the activations has the static scale.
+    rows: quantizes them. A buffer `static` of the activations has the static scale.
     """
+
+    rows = INT8_ROWS
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         b = packed.buffers
         in_mma_order = self.in_mma_order(packed.rows, packed.k)
-        INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
+        self.rows.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
 
     def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
         if "static" in x.buffers:
@@ -62,7 +64,7 @@ class TokenScaledGemm(ImmaGemm):
         return Packing("row-codes", 8, x.buffers["codes"], x.buffers["scales"], in_mma_order)
 
     def packing_builds(self) -> Sequence[Build]:
-        return [INT8_ROWS.build]
+        return [self.rows.build]
 
 
 class GroupScaledGemm(TokenScaledGemm):

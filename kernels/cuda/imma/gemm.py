@@ -76,7 +76,7 @@ class ImmaGemm(CheckedGemm):
         scales = checked_scales(x, self.spec.activation)
         packed = self.empty_activation(x.rows, x.k, x.values.device)
         codes = packed.buffers["codes"]
-        codes[:, : x.k] = x.values
+        codes[:, : x.k] = x.values.view(torch.int8)
         if self.in_mma_order(x.rows, x.k):
             codes.copy_(mma_order(codes))
         token_scales = scales.T if self.tiles.a_grouped else scales[:, 0]
@@ -157,7 +157,7 @@ class ImmaGemm(CheckedGemm):
         tile_rows = rows // MMA_ROWS
         return (
             plain_rows(w.buffers["tiles"], tile_rows, self.tiles.tile_bytes),
-            plain_rows(w.buffers["scales"], tile_rows, 2 * MMA_ROWS),
+            plain_rows(w.buffers["scales"], tile_rows, self.tiles.scale_bytes),
             swizzled_rows(x.buffers["codes"], box_tokens, GROUP),
             plain_rows(x.buffers["scales"], 1, tokens * 4) if self.tiles.a_grouped else NO_MAP,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.contract import KernelSpec, PackedOperand, checked_scales
-from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.imma.configuration_choice import TWO_LEVEL
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
 from flexq_bench.kernels.cuda.imma.dual_grained import check_longest_k, tile_pairs
@@ -54,16 +53,23 @@ def tile_sixes(codes: torch.Tensor) -> torch.Tensor:
 
     Tiles are uint8 [N/16, K/128, bytes of a tile], both rounded up and padded with codes of zero.
     """
-    row_tiles, groups = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // GROUP)
-    whole = padded(codes, row_tiles * MMA_ROWS, groups * GROUP).add(_ZERO).to(torch.uint8)
-    # A row is half·8 + lane_row; a k of a group is 32·quarter + 8·mma + 4·upper + byte.
-    split = whole.view(row_tiles, 2, 8, groups, 4, 4, 2, 4)
-    tile, half, lane_row, group, quarter, mma, upper, byte = range(8)
-    operands = split.permute(tile, group, lane_row, quarter, mma, upper, half, byte)
-    operands = operands.reshape(row_tiles, groups, 32, 4, 4, 4)
+    operands = tile_operands(codes.add(_ZERO).to(torch.uint8), _ZERO)
+    row_tiles, groups = operands.shape[:2]
     # Each of the first three operand words of an MMA stores two bits of the fourth in every byte.
     words, last = operands[..., :3, :].contiguous(), operands[..., 3, :]
     for i in range(3):
         words[..., i, :] |= (last >> (4 - 2 * i) & 3) << SIX_BITS
     vectors = words.view(row_tiles, groups, 32, 3, 16)  # 16 bytes: one load of a lane
     return vectors.transpose(2, 3).reshape(row_tiles, groups, -1)
+
+
+def tile_operands(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+    """Reorder [N,K] to the lanes of tiles: [N/16, K/128, 32 lanes, 4 MMAs, 4 words, 4 bytes]."""
+    row_tiles, groups = -(-values.shape[0] // MMA_ROWS), -(-values.shape[1] // GROUP)
+    past = (0, groups * GROUP - values.shape[1], 0, row_tiles * MMA_ROWS - values.shape[0])
+    whole = torch.nn.functional.pad(values, past, value=padding)
+    # A row is half·8 + lane_row; a k of a group is 32·quarter + 8·mma + 4·upper + byte.
+    split = whole.view(row_tiles, 2, 8, groups, 4, 4, 2, 4)
+    tile, half, lane_row, group, quarter, mma, upper, byte = range(8)
+    operands = split.permute(tile, group, lane_row, quarter, mma, upper, half, byte)
+    return operands.reshape(row_tiles, groups, 32, 4, 4, 4)

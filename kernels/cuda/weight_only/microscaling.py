@@ -10,14 +10,13 @@ kernel is csrc/weight_only/gemm.cu, the layout is in csrc/weight_only/layout.cuh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from flexq_bench.kernels.contract import PackedOperand
+from flexq_bench.kernels.cuda.bit_views import BitViews
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.weight_only.gemm import (
     MMA_ROWS,
@@ -183,50 +182,21 @@ def tile_halves(values: torch.Tensor, kind: FloatType) -> torch.Tensor:
         planes = [_vectors(of_bytes[0] | _reversed_bits(of_bytes[1].flip(-1)))]
     else:
         whole = [register[..., 0] | register[..., 1] << 16 for register in r]
-        u, v, w = _solved([register[..., odd::2] for odd in (0, 1) for register in whole])
+        u, v, w = VIEWS.words([register[..., odd::2] for odd in (0, 1) for register in whole])
         high = torch.stack([u, v], dim=-1).flatten(-2)
         planes = [_vectors(torch.stack([x & 0xFFFF, x >> 16], dim=-1)) for x in (high, w)]
     return torch.cat(planes, dim=2)
 
 
-# The registers of two MMAs with E2M3 numbers: the sums modulo 2 of these of their three words, each
-# rotated to the left by so many bits. With the bits that numbers have, an invertible map.
-VIEWS = (
-    *(((0, 9), (2, 3)), ((1, 13), (0, 9)), ((1, 21), (2, 7)), ((1, 0), (2, 7))),
-    *(((0, 28), (2, 29)), ((1, 13), (0, 19)), ((1, 23), (0, 0)), ((2, 0),)),
+# The registers of two MMAs with E2M3 numbers, from their three words.
+VIEWS = BitViews(
+    (
+        *(((0, 9), (2, 3)), ((1, 13), (0, 9)), ((1, 21), (2, 7)), ((1, 0), (2, 7))),
+        *(((0, 28), (2, 29)), ((1, 13), (0, 19)), ((1, 23), (0, 0)), ((2, 0),)),
+    ),
+    mask=0x8F808F80,
+    rotates=True,
 )
-_E2M3_BITS = [bit for bit in range(32) if 0x8F808F80 >> bit & 1]
-
-
-@cache
-def _words_of_bits() -> list[int]:
-    """Solve for the three words, as one integer, in which a single bit of the registers is set."""
-    # Bits of the words, and the bits of the registers that are their sum.
-    rows: list[tuple[int, int]] = []
-    for views in VIEWS:
-        for bit in _E2M3_BITS:
-            sources = sum(1 << 32 * word + (bit - left) % 32 for word, left in views)
-            rows.append((sources, 1 << len(rows)))
-    for column in range(len(rows)):
-        pivot = next(i for i in range(column, len(rows)) if rows[i][0] >> column & 1)
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        sources, summed = rows[column]
-        for i, row in enumerate(rows):
-            if i != column and row[0] >> column & 1:
-                rows[i] = row[0] ^ sources, row[1] ^ summed
-    return [sum((row[1] >> bit & 1) << c for c, row in enumerate(rows)) for bit in range(len(rows))]
-
-
-def _solved(registers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the three words from which VIEWS makes these eight registers, int32."""
-    words = [torch.zeros_like(registers[0]) for _ in range(3)]
-    bits = [(register, bit) for register in registers for bit in _E2M3_BITS]
-    for (register, bit), of_words in zip(bits, _words_of_bits(), strict=True):
-        is_set = -(register >> bit & 1)
-        for i, word in enumerate(words):
-            mask = of_words >> 32 * i & 0xFFFFFFFF
-            word ^= is_set & (mask - (mask >> 31 << 32))
-    return words
 
 
 def _reversed_bits(halves: torch.Tensor) -> torch.Tensor:
@@ -245,7 +215,18 @@ class RelativeScales(NamedTuple):
 
 def relative_scales(weight: Operand) -> RelativeScales | None:
     """Divide scales by the largest one of their row, which becomes 2^15; None: a row's differ more
-    than halves allow, or one is no number. Scales of zeros do not count."""
+    than halves allow, or one is no number."""
+    largest, below = octaves_below(weight)
+    if bool((below > _OCTAVES).any() | largest.isnan().any()):
+        return None
+    return RelativeScales(scale_bytes(below), largest * 2.0**-15)
+
+
+def octaves_below(weight: Operand) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest E8M0 scale of each row, FP32 [N], and how far the others are below it.
+
+    At least 2^-111; NaN: one is no number. Octaves, int32 [N, K/group], are 0 for zeros.
+    """
     assert weight.scales is not None
     exponents = weight.scales.view(torch.uint8).int()
     group = weight.group_length
@@ -253,10 +234,13 @@ def relative_scales(weight: Operand) -> RelativeScales | None:
     is_used = (blocks.view(*exponents.shape, group) != 0).any(dim=2)
     most = torch.where(is_used, exponents, 0).amax(dim=1, keepdim=True).clamp(min=_SMALLEST)
     below = torch.where(is_used, most - exponents, 0)
-    if bool((below > _OCTAVES).any() | (exponents == 255).any()):
-        return None
-    factors = (most[:, 0] - 15 << 23).view(torch.float32)
-    return RelativeScales(((30 - below) * 4).to(torch.uint8), factors)
+    largest = (most[:, 0] << 23).view(torch.float32)
+    return largest.masked_fill((exponents == 255).any(dim=1), torch.nan), below
+
+
+def scale_bytes(below: torch.Tensor) -> torch.Tensor:
+    """Return 2^(15 - below), or the smallest normal number, as upper bytes of halves."""
+    return ((30 - below).clamp(min=1) * 4).to(torch.uint8)
 
 
 def _vectors(word_halves: torch.Tensor) -> torch.Tensor:
