@@ -7,7 +7,8 @@
 Needs a GPU. Each configuration is timed as briefly as by the tuner, with cold weights, which takes
 half a second per case. Prints, for each kernel and number of tokens, the geometric mean of floor /
 fastest over the shapes, the smallest of these ratios, and the loss of the configuration that is
-used without tuning. The floor is the fastest read of weights of that width. --against: kernels
+used without tuning. The floor is the fastest read of as many bytes as the weights' format has,
+scales of blocks included. --against: kernels
 whose fastest configurations are compared with the fastest, for example cublaslt-w8a8,cublaslt-fp8.
 Shapes are those of a suite, unless some are given, and COUNT random ones, drawn with the seed.
 --out stores every time, one file per kernel, in the format that heuristic.py reads.
@@ -26,11 +27,13 @@ from heuristic import prepared_linear, random_shapes, say, warm_meter, write_tim
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.cuda.timed_choice import name_of
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.workloads.gemm import GemmWorkload
-from flexq_bench.workloads.probes import floor_kernel
+from flexq_bench.workloads.probes import READ_BITS, floor_kernel, shape_of_bytes
 from flexq_bench.workloads.ranges import parse_ranges
 from flexq_bench.workloads.suites import load_suite
 
@@ -58,6 +61,13 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
     return sorted(timed, key=lambda pair: pair[0])
 
 
+def weight_bytes(number: NumberFormat, n: int, k: int) -> int:
+    """Bytes of the codes and scales of N x K weights, without padding."""
+    blocks = -(-n // (number.block_rows or n)) * -(-k // (number.group or k))
+    scale_bytes = 0 if number.is_dense else SCALE_TYPES[number.scale].itemsize
+    return n * -(-k * number.bits // 8) + blocks * scale_bytes
+
+
 def fastest(meter: Meter, kernel: str, gemm: GemmWorkload) -> float:
     """Microseconds of a kernel's fastest candidate. Raises SystemExit if it has none."""
     times = times_of(prepared_linear(meter, kernel, gemm))
@@ -82,15 +92,15 @@ def measure(
             if time.monotonic() - began > seconds:
                 say(f"ended after {seconds:.0f} s, before {n}x{k}")
                 break
-            floors: dict[int, float] = {}
+            floors: dict[GemmWorkload, float] = {}
             others_us = {
                 m: {other: fastest(meter, other, GemmWorkload(m, n, k)) for other in others}
                 for m in tokens
             }
             for kernel in kernels:
-                bits = resolve(kernel, "cuda").spec.weight.bits
-                if bits not in floors:
-                    floors[bits] = fastest(meter, floor_kernel(bits), GemmWorkload(1, n, k))
+                read = shape_of_bytes(weight_bytes(resolve(kernel, "cuda").spec.weight, n, k))
+                if read not in floors:
+                    floors[read] = fastest(meter, floor_kernel(READ_BITS), read)
                 for m in tokens:
                     gemm = GemmWorkload(m, n, k)
                     prepared = prepared_linear(meter, kernel, gemm)
@@ -98,9 +108,9 @@ def measure(
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)
                     times = {name_of(config): us for us, config in timed}
-                    row = Timed(kernel, gemm, floors[bits], times, default_us, others_us[m])
+                    row = Timed(kernel, gemm, floors[read], times, default_us, others_us[m])
                     results.append(row)
-                    share = f"{floors[bits] / best_us:.0%} of the floor"
+                    share = f"{floors[read] / best_us:.0%} of the floor"
                     ratios = [f"{us / best_us:.2f} x {o}" for o, us in others_us[m].items()]
                     text = ", ".join([f"{best_us:.2f} us", share, *ratios])
                     say(f"{kernel} {m}x{n}x{k} {text}: {best}")

@@ -67,3 +67,14 @@ def test_sixteen_tokens_of_block_formats_have_a_candidate(on_gpu, label, target)
             chosen.add(config)
 
     assert len(chosen) > 3
+
+
+def test_weights_are_loaded_ahead_where_all_fit(on_gpu):
+    on_gpu("sm_90")
+    kernel = resolve("mxfp4-w4a16", "cuda")
+    layers = [GemmWorkload(16, 7168, k) for k in (1536, 28672)]
+    overlapped = next(c for c in kernel.candidates(layers[0]) if c.as_dict()["late"] == 2)
+
+    builds = [kernel.builds_for(layer, overlapped)[-1] for layer in layers]
+
+    assert [dict(build.defines).get("WHOLE") for build in builds] == [1, None]

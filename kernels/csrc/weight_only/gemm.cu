@@ -14,10 +14,12 @@
 // K_SPLIT blocks of a cluster compute ROW_GROUPS times ROW_TILES rows of tiles. Warps with other rows and the same k
 // find its activations in L1; those with the same rows split K. Each has its own cp.async ring buffer. Partial sums are
 // reduced once, in a fixed order: results are deterministic. Weights are constant, so they are loaded before the
-// previous kernel has ended. LATE 1: the next kernel may start only after the loop over K; for shapes whose blocks do
-// not fill the SMs.
+// previous kernel has ended. The next kernel may start at once; LATE 1: only after the loop over K; for shapes whose
+// blocks do not fill the SMs. LATE 2: once the previous kernel has ended; then an SM with room for a block of each of two
+// launches never gets two of one.
 //
 // SHARED_X 1: activations go through the ring, too, once for the warps that share k, which then wait for each other.
+// WHOLE 1: no warp has more steps than STAGES, so that all of its weights are loaded ahead.
 //
 // BIAS_SHIFT 0, for floats: the ablation that converts each weight to its value, without the factor 2^-12.
 #if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
@@ -35,6 +37,9 @@
 #endif
 #ifndef SHARED_X
 #define SHARED_X 0
+#endif
+#ifndef WHOLE
+#define WHOLE 0
 #endif
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
@@ -70,16 +75,20 @@ constexpr bool X_AHEAD = COL_TILES <= 2 && !BY_VECTOR;
 
 // SHARED_X: pieces of a step's activations of 32 k of a column tile, in shared memory in the order of lanes.
 constexpr int X_PIECES = SHARED_X ? COL_TILES * X_VECTORS : 0, PIECE_BYTES = 512;
-constexpr int OWN_PIECES = X_PIECES / ROW_GROUPS;  // that a warp copies
-constexpr int X_POINTERS = SHARED_X ? (OWN_PIECES + X_VECTORS - 1) / X_VECTORS : COL_TILES;
+constexpr int OWN_PIECES = (X_PIECES + ROW_GROUPS - 1) / ROW_GROUPS;  // that a warp copies
+constexpr bool EVEN_PIECES = OWN_PIECES * ROW_GROUPS == X_PIECES;      // adjacent ones; else each ROW_GROUPS-th
+constexpr int X_POINTERS = !SHARED_X ? COL_TILES : EVEN_PIECES ? (OWN_PIECES + X_VECTORS - 1) / X_VECTORS : OWN_PIECES;
 static_assert(!SHARED_X || BY_VECTOR, "SHARED_X needs blocks of codes below 8 bits");
-static_assert(OWN_PIECES * ROW_GROUPS == X_PIECES, "ROW_GROUPS must divide the pieces of activations");
+static_assert(!WHOLE || (SHARED_X && LATE == 2), "WHOLE needs SHARED_X and LATE 2");
 static_assert(!SHARED_X || ROW_GROUPS == 1 || K_WARPS < 16, "a block has 16 barriers");
 
 // Fragments of sums of a block's output; each block of a cluster stores its own share.
 constexpr int FRAGMENTS = BLOCK_TILES * COL_TILES * 32, OWN_WARPS = (FRAGMENTS / 32 + K_SPLIT - 1) / K_SPLIT;
 constexpr int OWN_FRAGMENTS = OWN_WARPS * 32;
 constexpr int RING_BYTES = STAGES * (WARPS * STAGE_BYTES + K_WARPS * X_PIECES * PIECE_BYTES);
+// LATE 2: weights are ahead of activations, so each step begins a group of copies of activations, then one of weights.
+constexpr bool X_FIRST = SHARED_X && LATE == 2;
+constexpr int PENDING = STAGES - 1 < 2 * STAGES - 4 ? STAGES - 1 : 2 * STAGES - 4;  // groups after those of a step
 constexpr int SUM_BYTES = K_WARPS * FRAGMENTS * 16;  // where the ring was
 
 struct Operands {
@@ -112,9 +121,10 @@ struct Cursor {
     for (int r = 0; r < ROW_TILES; ++r) w[r] = op.w + tile_at(op, r, step) * TILE_BYTES + op.lane * 16;
 #pragma unroll
     for (int j = 0; j < X_POINTERS; ++j) {
-      const int of_tile = (j + first_piece / X_VECTORS) * MMA_TOKENS;
+      const int piece = EVEN_PIECES ? first_piece + j * X_VECTORS : min(first_piece + j * ROW_GROUPS, X_PIECES - 1);
+      const int of_tile = piece / X_VECTORS * MMA_TOKENS;
       const int token = min(op.first_token + of_tile + op.lane / 4, op.m - 1);  // past the end: never stored
-      const int at = step * STEP_K + 32 * (first_piece % X_VECTORS) + 8 * (op.lane % 4);
+      const int at = step * STEP_K + 32 * (piece % X_VECTORS) + 8 * (op.lane % 4);
       x[j] = op.x + static_cast<long long>(token) * op.x_stride + at;
     }
   }
@@ -126,12 +136,19 @@ struct Cursor {
 
   // SHARED_X: copy the warp's pieces of a step to shared memory, of which `to` is the first one's address.
   __device__ inline void copy_x(uint32_t to, const Operands& op, int step, int first_piece) {
-    const int first_k = step * STEP_K + 32 * (first_piece % X_VECTORS) + 8 * (op.lane % 4);
+    const int first_k = step * STEP_K + 8 * (op.lane % 4);
+    [[maybe_unused]] const int even_k = first_k + 32 * (first_piece % X_VECTORS);
 #pragma unroll
     for (int i = 0; i < OWN_PIECES; ++i) {
-      const int v = i % X_VECTORS;
-      const uint4* at = reinterpret_cast<const uint4*>(x[i / X_VECTORS]) + 4 * v;
-      cp_async_16_or_zero(to + i * PIECE_BYTES + op.lane * 16, at, first_k + 32 * v < op.x_stride);
+      if constexpr (EVEN_PIECES) {
+        const int v = i % X_VECTORS;
+        const uint4* at = reinterpret_cast<const uint4*>(x[i / X_VECTORS]) + 4 * v;
+        cp_async_16_or_zero(to + i * PIECE_BYTES + op.lane * 16, at, even_k + 32 * v < op.x_stride);
+      } else {
+        const int piece = first_piece + i * ROW_GROUPS;
+        const bool inside = first_k + 32 * (piece % X_VECTORS) < op.x_stride;
+        if (piece < X_PIECES) cp_async_16_or_zero(to + i * ROW_GROUPS * PIECE_BYTES + op.lane * 16, x[i], inside);
+      }
     }
     next_x();
   }
@@ -343,7 +360,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const int first_step = rank * K_WARPS + warp / ROW_GROUPS;
 
-  const int first_piece = warp % ROW_GROUPS * OWN_PIECES;
+  const int first_piece = warp % ROW_GROUPS * (EVEN_PIECES ? OWN_PIECES : 1);
   Cursor cursor(op, first_step, first_piece);
   [[maybe_unused]] const uint32_t x_ring = shared_address(shared) + WARPS * STAGES * STAGE_BYTES +
                                            warp / ROW_GROUPS * STAGES * X_PIECES * PIECE_BYTES;
@@ -356,21 +373,22 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     else load_stage(op, stage, step, policy);
   };
 
-  if constexpr (!LATE) let_next_kernel_start();
+  if constexpr (LATE == 0) let_next_kernel_start();
 #if K_SPLIT > 1
   Received& received = *reinterpret_cast<Received*>(shared + max(RING_BYTES, SUM_BYTES));
   received.expect(rank);
 #endif
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) {
+  for (int s = 0; s < STAGES - 1 + WHOLE; ++s) {
     const int step = first_step + s * STRIDE;
     if (step < steps) load_weights(ring + s * STAGE_BYTES, step);
     cp_async_commit();
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
+  if constexpr (LATE == 2) let_next_kernel_start();
   if constexpr (SHARED_X) {
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
+    for (int s = 0; s < STAGES - 1 + WHOLE; ++s) {
       const int step = first_step + s * STRIDE;
       if (step < steps) copy_x(s, step);
       cp_async_commit();
@@ -404,6 +422,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     if (first_step < steps) load_step_operands(next, op, first_step);
   }
   int slot = 0;
+  [[maybe_unused]] int x_slot = 0;  // of activations, if X_FIRST
   for (int step = first_step; step < steps; step += STRIDE) {
     StepOperands now;
     if constexpr (X_AHEAD) {
@@ -411,17 +430,27 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     } else if constexpr (!BY_VECTOR) {
       load_step_operands(now, op, step);
     }
-    cp_async_wait<STAGES - 2>();
+    const bool is_first = step == first_step;
+    if constexpr (!X_FIRST) cp_async_wait<STAGES - 2>();
+    else if (is_first) cp_async_wait<STAGES - 2 + WHOLE>();
+    else cp_async_wait<WHOLE ? STAGES - 2 : PENDING>();
     // All copies are complete, and no lane still reads the slot that is written below.
     if constexpr (SHARED_X && ROW_GROUPS > 1) named_barrier_sync(1 + warp / ROW_GROUPS, ROW_GROUPS * 32);
     else __syncwarp();
-    const int ahead = step + (STAGES - 1) * STRIDE;
-    const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
-    if (ahead < steps) {
-      load_weights(ring + ahead_slot * STAGE_BYTES, ahead);
-      copy_x(ahead_slot, ahead);
+    if (X_FIRST && !(WHOLE && is_first)) {
+      const int ahead = step + (STAGES - 1) * STRIDE;
+      if (ahead < steps) copy_x(x_slot == 0 ? STAGES - 1 : x_slot - 1, ahead);
+      cp_async_commit();
     }
-    cp_async_commit();
+    if constexpr (!WHOLE) {
+      const int ahead = step + (STAGES - 1) * STRIDE;
+      const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+      if (ahead < steps) {
+        load_weights(ring + ahead_slot * STAGE_BYTES, ahead);
+        if constexpr (!X_FIRST) copy_x(ahead_slot, ahead);
+      }
+      cp_async_commit();
+    }
     if constexpr (X_AHEAD) {
       if (step + STRIDE < steps) load_step_operands(next, op, step + STRIDE);
     }
@@ -439,7 +468,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
         }
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j)
-          next.x[j][v] = load_shared(x_ring + (slot * X_PIECES + j * X_VECTORS + v) * PIECE_BYTES + lane * 16);
+          next.x[j][v] = load_shared(x_ring + ((X_FIRST ? x_slot : slot) * X_PIECES + j * X_VECTORS + v) * PIECE_BYTES + lane * 16);
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) multiply_block<X_VECTORS>(total[r], tiles[r], next, scales[r], v);
       }
@@ -472,9 +501,10 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       }
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
+    if constexpr (X_FIRST) x_slot = x_slot == STAGES - 1 ? 0 : x_slot + 1;
   }
 
-  if constexpr (LATE) let_next_kernel_start();
+  if constexpr (LATE == 1) let_next_kernel_start();
   // Reduction over the warps that split K: [warp][row tile][column tile][lane] of accumulator fragments.
   cp_async_wait<0>();
   __syncthreads();

@@ -65,9 +65,10 @@ class WeightOnlyConfig(Config):
 
     row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
     buffer; k_split: blocks of a cluster that split K of a row tile; late: 1 if the next kernel may
-    start only after the loop over K; col_tiles: of 8 tokens per block; row_groups: groups of warps
-    with row_tiles each, which share k; shared_x: 1 if activations are copied to shared memory, once
-    for the warps that share k (blocks of codes below 8 bits only).
+    start only after the loop over K, 2 if once the previous one has ended; col_tiles: of 8 tokens
+    per block; row_groups: groups of warps with row_tiles each, which share k; shared_x: 1 if
+    activations are copied to shared memory, once for the warps that share k (blocks of codes below
+    8 bits only).
     """
 
     row_tiles: int
@@ -299,7 +300,8 @@ class WeightOnlyGemm(HalfActivationKernel):
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles * c.row_groups)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         values = x.buffers["values"]
-        load_function(self.build(c, **self.defines_for(w)), "weight_only").launch(
+        build = self.build(c, **self.defines_for(w), **whole(c, shape.k))
+        load_function(build, "weight_only").launch(
             (blocks, chunks, 1),
             c.warps * 32,
             (
@@ -342,11 +344,12 @@ class WeightOnlyGemm(HalfActivationKernel):
             configs = [c for tiles in COL_TILES for c in self.configs(tiles)]
         else:
             configs = self.configs(COL_TILES[-1])[-1:]
-        return [*self._activation_builds(), *map(self.build, configs)]
+        ahead = [self.build(c, **whole(c, 1)) for c in configs if whole(c, 1)]
+        return [*self._activation_builds(), *map(self.build, configs), *ahead]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
-        return [*self._activation_builds(), self.build(chosen)]
+        return [*self._activation_builds(), self.build(chosen, **whole(chosen, gemm.k))]
 
     def _activation_builds(self) -> Sequence[Build]:
         activation = self.spec.activation
@@ -381,6 +384,12 @@ class WeightOnlyGemm(HalfActivationKernel):
         fragments = -(-c.row_tiles * c.row_groups * c.col_tiles // c.k_split) * _FRAGMENT_BYTES
         received = (c.k_split - 1) * fragments + 16 if c.k_split > 1 else 0
         return max(reduction, ring) + received
+
+
+def whole(c: WeightOnlyConfig, k: int) -> dict[str, int]:
+    """Return the define of a build that loads all weights ahead, where late is 2 and they fit."""
+    most = c.stages * c.k_split * (c.warps // c.row_groups) * STEP_K
+    return {"WHOLE": 1} if c.late == 2 and c.shared_x and k <= most else {}
 
 
 def tiles_for(m: int) -> int:

@@ -64,6 +64,17 @@ _SPLIT = {
     of: WeightOnlyConfig(*of, 2, 2, 0, 2, 2, 1)
     for of in ((2, 16), (3, 8), (3, 12), (4, 8), (4, 12))
 }
+# Two launches share the SMs: the next one loads weights while one computes. By bits: from how many
+# row tiles per SM to how many, and up to which k, a configuration is chosen without tuning.
+_SHORT_K = (1.2, 1.6, 2304, WeightOnlyConfig(1, 12, 3, 2, 2, 2, 4, 1))
+_OVERLAPPED = {
+    4: (
+        _SHORT_K,
+        (1.6, 2.0, 4096, WeightOnlyConfig(1, 16, 3, 2, 2, 2, 4, 1)),
+        (2.7, 4.0, 1536, WeightOnlyConfig(2, 12, 2, 1, 2, 2, 2, 1)),
+    ),
+    6: (_SHORT_K, (2.7, 3.5, 1536, WeightOnlyConfig(1, 14, 3, 2, 2, 2, 7, 1))),
+}
 _TWO_COLUMNS = (
     *(_USUAL, _SHORT, _PAIRED, _FEW_ROWS, _MANY_ROWS, *_SPLIT.values()),
     *(WeightOnlyConfig(2, warps, 2, 2, 0, 2) for warps in (6, 9)),
@@ -125,7 +136,8 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         if self._has_own_configs and col_tiles == 2:
-            return list(_TWO_COLUMNS)
+            overlapped = _OVERLAPPED[self.spec.weight.bits]
+            return [*_TWO_COLUMNS, *(config for *_, config in overlapped)]
         six = self.spec.weight.bits == 6
         return minifloat_configs(col_tiles) if six else super().configs(col_tiles)
 
@@ -135,6 +147,9 @@ class MicroscalingGemm(WeightOnlyGemm):
         of_sm = gemm.n / MMA_ROWS / current_gpu().sms
         table = (*_OF_LONG_K, *_BY_TILES) if gemm.k >= _LONG_STEPS * STEP_K else _BY_TILES
         can_run = self.candidates(gemm)
+        for least, most, most_k, config in _OVERLAPPED[self.spec.weight.bits]:
+            if least < of_sm <= most and gemm.k <= most_k and config in can_run:
+                return config
         return next((c for most, c in table if of_sm <= most and c in can_run), _USUAL)
 
     @property
