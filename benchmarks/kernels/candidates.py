@@ -7,10 +7,10 @@
 Needs a GPU. Each configuration is timed as briefly as by the tuner, with cold weights, which takes
 half a second per case. Prints, for each kernel and number of tokens, the geometric mean of floor /
 fastest over the shapes, the smallest of these ratios, and the loss of the configuration that is
-used without tuning. The floor is the fastest read of as many bytes as the weights' format has,
-scales of blocks included. --against: kernels
-whose fastest configurations are compared with the fastest, for example cublaslt-w8a8,cublaslt-fp8.
-Shapes are those of a suite, unless some are given, and COUNT random ones, drawn with the seed.
+used without tuning. The floor is the fastest read of as many bytes as the weights have, scales
+included. --against: kernels whose fastest configurations are compared with the fastest, for example
+cublaslt-w8a8,cublaslt-fp8. Shapes are those of a suite, unless some are given, and COUNT random
+ones, drawn with the seed.
 --out stores every time, one file per kernel, in the format that heuristic.py reads.
 """
 
@@ -25,10 +25,9 @@ from pathlib import Path
 
 from heuristic import prepared_linear, random_shapes, say, warm_meter, write_times
 
+from flexq_bench.decode.loading import packed_bytes
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.cuda.timed_choice import name_of
-from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
@@ -61,13 +60,6 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
     return sorted(timed, key=lambda pair: pair[0])
 
 
-def weight_bytes(number: NumberFormat, n: int, k: int) -> int:
-    """Bytes of the codes and scales of N x K weights, without padding."""
-    blocks = -(-n // (number.block_rows or n)) * -(-k // (number.group or k))
-    scale_bytes = 0 if number.is_dense else SCALE_TYPES[number.scale].itemsize
-    return n * -(-k * number.bits // 8) + blocks * scale_bytes
-
-
 def fastest(meter: Meter, kernel: str, gemm: GemmWorkload) -> float:
     """Microseconds of a kernel's fastest candidate. Raises SystemExit if it has none."""
     times = times_of(prepared_linear(meter, kernel, gemm))
@@ -98,7 +90,7 @@ def measure(
                 for m in tokens
             }
             for kernel in kernels:
-                read = shape_of_bytes(weight_bytes(resolve(kernel, "cuda").spec.weight, n, k))
+                read = shape_of_bytes(packed_bytes(n, k, resolve(kernel, "cuda").spec.weight))
                 if read not in floors:
                     floors[read] = fastest(meter, floor_kernel(READ_BITS), read)
                 for m in tokens:
