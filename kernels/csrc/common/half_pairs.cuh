@@ -1,4 +1,5 @@
-// common/half_pairs.cuh: arithmetic on two halves in a word, their conversion, and integers as halves: 0x6400 | u is the half 1024 + u.
+// common/half_pairs.cuh: arithmetic on two halves in a word, their conversion, and integers as halves: 0x6400 | u is
+// the half 1024 + u.
 #pragma once
 #include "ptx/types.cuh"
 

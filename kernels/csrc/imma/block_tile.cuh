@@ -23,7 +23,8 @@ constexpr float BIAS = 12582912.0f;
 constexpr int BIAS_BITS = 0x4B400000;
 constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: avoids bank conflicts between tokens
 static_assert(THREADS % 64 == 0, "THREADS must be a multiple of 64: a thread's chunks have one swizzle");
-static_assert(TILES * SCALE_CHUNKS <= (A_GROUPED ? 32 : THREADS) && TOKEN_SCALES / 4 <= THREADS - 32, "too few threads to copy the scales");
+static_assert(TILES * SCALE_CHUNKS <= (A_GROUPED ? 32 : THREADS) && TOKEN_SCALES / 4 <= THREADS - 32,
+              "too few threads to copy the scales");
 
 // Byte offset of a 16-byte chunk of a token's codes, swizzled so that a warp's reads have no bank conflicts.
 __device__ inline int code_chunk(int token, int chunk) { return token * GROUP + (chunk ^ (token & 7)) * 16; }

@@ -69,7 +69,7 @@ __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights,
   for (int i = 0; i < MMAS; ++i)
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
-      wgmma_m64n64k32(total[g].values, weights.a[i],
+      wgmma_k32(total[g].values, weights.a[i],
                          advance_descriptor(first, g * GRANULE * GROUP + i * MMA_K), true);
   wgmma_commit();
 }
@@ -81,7 +81,7 @@ __device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tok
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_m64n64k32(sums.values, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
+    wgmma_k32(sums.values, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
   wgmma_commit();
 }
 

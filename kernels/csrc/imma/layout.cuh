@@ -95,8 +95,8 @@ __device__ inline int group_of(int tile, [[maybe_unused]] int groups) {
   return INT8_TAIL ? min(tile, groups - 1) : tile;
 }
 
-// Type of an accumulator over K: scaled sums of groups or of floats, or integers over all of K. Reductions through shared memory
-// exchange its bits.
+// Type of an accumulator over K: scaled sums of groups or of floats, or integers over all of K. Reductions through
+// shared memory exchange its bits.
 #if DUAL_GRAINED
 using Sum = int;
 __device__ inline float bits_of(Sum sum) { return __int_as_float(sum); }

@@ -15,8 +15,8 @@
 // find its activations in L1; those with the same rows split K. Each has its own cp.async ring buffer. Partial sums are
 // reduced once, in a fixed order: results are deterministic. Weights are constant, so they are loaded before the
 // previous kernel has ended. The next kernel may start at once; LATE 1: only after the loop over K; for shapes whose
-// blocks do not fill the SMs. LATE 2: once the previous kernel has ended; then an SM with room for a block of each of two
-// launches never gets two of one.
+// blocks do not fill the SMs. LATE 2: once the previous kernel has ended; then an SM with room for a block of each of
+// two launches never gets two of one.
 //
 // SHARED_X 1: activations go through the ring, too, once for the warps that share k, which then wait for each other.
 // WHOLE 1: no warp has more steps than STAGES, so that all of its weights are loaded ahead.
@@ -468,7 +468,8 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
         }
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j)
-          next.x[j][v] = load_shared(x_ring + ((X_FIRST ? x_slot : slot) * X_PIECES + j * X_VECTORS + v) * PIECE_BYTES + lane * 16);
+          next.x[j][v] = load_shared(x_ring + ((X_FIRST ? x_slot : slot) * X_PIECES + j * X_VECTORS + v) * PIECE_BYTES +
+                                     lane * 16);
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) multiply_block<X_VECTORS>(total[r], tiles[r], next, scales[r], v);
       }
